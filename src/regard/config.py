@@ -1,0 +1,465 @@
+"""Settings: frozen models, read from TOML, changed by `--set a.b=c`, saved whole with every run.
+
+A default is written once, on its field; the string below a field is its documentation. Alternatives are unions chosen
+by `kind`. Everything is checked before any tensor exists.
+"""
+
+import difflib
+import os
+import tomllib
+import typing
+from collections.abc import Iterable, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from regard.errors import ConfigError
+
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Paths = tuple[str, ...]
+
+
+class Settings(BaseModel):
+    """A frozen group of settings; unknown keys and wrong types are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+# --- data ------------------------------------------------------------------------------------------------------------
+
+
+class FileData(Settings):
+    """What every file format shares."""
+
+    obtain: str = ""
+    """How a user gets these files; shown when one is missing."""
+    cut_valid: Annotated[int, Field(ge=0)] = 0
+    """Distinct sources cut from the training data for validation, when no validation files are given."""
+    cut_test: Annotated[int, Field(ge=0)] = 0
+    """Distinct sources cut from the training data for the test, when no test files are given."""
+
+
+class Sides(Settings):
+    """One split of parallel text: line n of the sources belongs to line n of the targets."""
+
+    source: Paths
+    target: Paths
+
+
+class ParallelData(FileData):
+    """Two sides in separate text files, a line a sentence; a name that ends in .gz is gzipped."""
+
+    kind: Literal["parallel"]
+    train: Sides
+    valid: Sides | None = None
+    test: Sides | None = None
+
+
+class TableData(FileData):
+    """Both sides in one file: tab- or comma-separated."""
+
+    kind: Literal["tsv", "csv"]
+    train: Paths
+    valid: Paths = ()
+    test: Paths = ()
+    source: str | int = 0
+    """A column: its number from 0 (the file has no header), or its name (the first row is a header)."""
+    target: str | int = 1
+    """As `source`."""
+
+
+class JsonData(FileData):
+    """A JSON object on every line."""
+
+    kind: Literal["jsonl"]
+    train: Paths
+    valid: Paths = ()
+    test: Paths = ()
+    source: str = "source"
+    """The field that holds the source."""
+    target: str = "target"
+    """The field that holds the target."""
+
+
+class GeneratedData(Settings):
+    """What every generator shares; the three splits never share a source."""
+
+    examples: Count = 20_000
+    """Training examples."""
+    valid: Count = 500
+    test: Count = 2000
+
+
+class ReverseData(GeneratedData):
+    """Toy: a string of letters, and the same string backwards."""
+
+    kind: Literal["reverse"]
+    shortest: Count = 1
+    longest: Count = 12
+    letters: Annotated[int, Field(ge=2, le=26)] = 26
+
+
+class NumbersData(GeneratedData):
+    """Number words of a language, and their digits."""
+
+    kind: Literal["numbers"]
+    language: str = "de"
+    """A language of num2words."""
+    digits: Annotated[int, Field(ge=1, le=9)] = 6
+    """Numbers have one to this many digits."""
+
+
+class DatesData(GeneratedData):
+    """Dates as people write them, and as ISO 8601."""
+
+    kind: Literal["dates"]
+    languages: tuple[str, ...] = ("en", "de", "ko", "fr", "es")
+    """Locales of babel."""
+    first_year: Annotated[int, Field(ge=1)] = 1900
+    last_year: Annotated[int, Field(le=9999)] = 2099
+
+
+Data = Annotated[
+    ParallelData | TableData | JsonData | ReverseData | NumbersData | DatesData, Field(discriminator="kind")
+]
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+
+class Tokenization(Settings):
+    """How the text of one side becomes tokens."""
+
+    kind: Literal["char", "byte", "word", "bpe", "unigram"] = "bpe"
+    size: Count = 8000
+    """Entries of the vocabulary, for bpe and unigram."""
+    min_count: Count = 1
+    """Words or characters seen less often in training become <unk>."""
+    normalize: Literal["none", "nfc", "nfkc"] = "nfc"
+    jamo: bool = False
+    """Decompose Korean syllables (and other composed letters) into their parts; put together again in the output."""
+    lowercase: bool = False
+
+
+class TextConfig(Settings):
+    """Both sides; without `target`, one vocabulary serves both."""
+
+    source: Tokenization = Tokenization()
+    target: Tokenization | None = None
+    max_length: Count = 256
+    """The most tokens a side may have."""
+    longer: Literal["drop", "cut", "error"] = "drop"
+    """What happens to a longer training example; each is counted. A longer text to predict is cut for `cut`, else an
+    error."""
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+class EmbeddedConfig(Settings):
+    """What every sequence-to-sequence model shares."""
+
+    dropout: Share = 0.1
+    tied: bool = True
+    """The output layer is the target embedding; with one vocabulary the source embedding is that one too."""
+    source_vectors: str | None = None
+    """A text file of word vectors (as word2vec, GloVe and fastText ship them) for the source embedding."""
+    target_vectors: str | None = None
+    freeze_vectors: bool = False
+    """Keep loaded embeddings as they are."""
+
+
+class RNNConfig(EmbeddedConfig):
+    """Recurrent encoder and decoder (A1), with attention (A2) unless `attention` is "none"."""
+
+    kind: Literal["rnn"]
+    cell: Literal["rnn", "gru", "lstm"] = "gru"
+    size: Count = 256
+    """Of the states; a bidirectional encoder has twice as much."""
+    embedding: Count = 256
+    layers: Count = 1
+    bidirectional: bool = True
+    attention: Literal["none", "dot", "scaled dot", "general", "additive"] = "additive"
+
+
+class TransformerConfig(EmbeddedConfig):
+    """Encoder-decoder Transformer (D4)."""
+
+    kind: Literal["transformer"]
+    size: Count = 512
+    feedforward: Count = 2048
+    heads: Count = 8
+    encoder_layers: Count = 6
+    decoder_layers: Count = 6
+    norm: Literal["pre", "post"] = "pre"
+    activation: Literal["relu", "gelu", "silu"] = "relu"
+    positions: Literal["sinusoidal", "learned", "rotary", "linear", "none"] = "sinusoidal"
+    bias: bool = True
+    """Whether the attention's projections have a bias."""
+
+    @model_validator(mode="after")
+    def heads_divide_size(self) -> "TransformerConfig":
+        if self.size % self.heads:
+            raise ValueError(f"size {self.size} is not a multiple of heads {self.heads}")
+        if self.positions == "rotary" and self.size // self.heads % 2:
+            raise ValueError(f"rotary positions turn pairs: size / heads = {self.size // self.heads} must be even")
+        return self
+
+
+Model = Annotated[RNNConfig | TransformerConfig, Field(discriminator="kind")]
+
+# --- learning and using ----------------------------------------------------------------------------------------------
+
+
+class TrainConfig(Settings):
+    """How the weights are learned."""
+
+    steps: Count = 10_000
+    """Updates in all."""
+    batch_tokens: Count = 4096
+    """Padded tokens of a batch: rows times the longer side's longest row."""
+    accumulate: Count = 1
+    """Batches per update."""
+    optimizer: Literal["adam", "adamw"] = "adam"
+    rate: Annotated[float, Field(gt=0)] = 1e-3
+    """Peak learning rate."""
+    schedule: Literal["inverse sqrt", "cosine", "constant"] = "inverse sqrt"
+    warmup: Annotated[int, Field(ge=0)] = 400
+    """Updates over which the rate grows from zero to its peak."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip: Annotated[float, Field(gt=0)] | None = 1.0
+    """Largest norm of the gradient."""
+    smoothing: Share = 0.1
+    """Label smoothing."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 products where a measurement says that this machine multiplies it faster."""
+    average: Count = 1
+    """Checkpoints whose weights are averaged into the model that is validated and kept."""
+    validate_every: Count = 500
+    """Updates between validations; each makes a checkpoint."""
+    validate_examples: Count = 1000
+    """At most this many validation examples are decoded."""
+    save_every: Count | None = None
+    """Updates between saves of the resumable state, beside those at validations."""
+    patience: Count | None = None
+    """Validations without a better score before training stops early."""
+    seed: int = 1
+
+
+class DecodeConfig(Settings):
+    """How outputs are searched."""
+
+    beam: Count = 4
+    """Hypotheses kept; 1 is greedy."""
+    length_penalty: Annotated[float, Field(ge=0)] = 0.6
+    """Alpha of ((5 + length) / 6) ** alpha, by which a log-probability is divided."""
+    max_ratio: Annotated[float, Field(ge=0)] = 1.5
+    """An output has at most max_ratio times the source's tokens + max_extra."""
+    max_extra: Annotated[int, Field(ge=1)] = 20
+    no_repeat: Annotated[int, Field(ge=0)] = 0
+    """No n-gram of this size comes twice; 0 allows all."""
+    sample: bool = False
+    """Draw tokens instead of searching for the best."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    top_k: Count | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: int = 1
+
+
+Metric = Literal["bleu", "chrf", "ter", "exact", "accuracy", "wer", "per", "perplexity"]
+
+
+class EvaluateConfig(Settings):
+    """What is measured; the first metric decides which checkpoint is best."""
+
+    metrics: Annotated[tuple[Metric, ...], Field(min_length=1)] = ("bleu", "chrf", "exact", "perplexity")
+    group: bool = False
+    """Whether several targets of one source are all right answers to it (pronunciations), not examples of their own."""
+    buckets: tuple[int, ...] = (5, 10, 15, 20, 30, 50)
+    """Upper bounds, in source tokens, of the length buckets."""
+
+
+class Config(Settings):
+    """Everything that makes a run."""
+
+    about: str = ""
+    time: str = ""
+    """About how long training takes."""
+    data: Data
+    text: TextConfig = TextConfig()
+    model: Model
+    train: TrainConfig = TrainConfig()
+    decode: DecodeConfig = DecodeConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+
+
+# --- reading and writing ---------------------------------------------------------------------------------------------
+
+
+def recipes() -> dict[str, Path]:
+    """The built-in recipes: name -> file."""
+    folder = Path(str(resources.files("regard"))) / "recipes"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def read(name_or_path: str, changes: Iterable[str] = ()) -> Config:
+    """Read a recipe's name or a .toml file, apply `a.b=c` changes, check it, and make its paths absolute."""
+    return located(parse(Path(find(name_or_path)), changes))
+
+
+def find(name_or_path: str) -> Path:
+    """The file of a recipe's name, or of a path that ends in .toml."""
+    known = recipes()
+    if name_or_path in known:
+        return known[name_or_path]
+    path = Path(name_or_path)
+    if path.is_dir():
+        raise ConfigError(f"{path} is a directory, expected a .toml file or a recipe's name.")
+    if path.exists():
+        return path
+    if path.suffix == ".toml":
+        raise ConfigError(f"{path} does not exist. Give a .toml file, or a recipe: {', '.join(known)}.")
+    raise ConfigError(f"unknown recipe {name_or_path}.{suggestion(name_or_path, known)} See `regard recipes`.")
+
+
+def parse(path: Path, changes: Iterable[str] = ()) -> Config:
+    """Read and check one TOML file."""
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}.") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+    return checked(merge(tree, changes), str(path))
+
+
+def changed(config: Config, changes: Iterable[str]) -> Config:
+    """The same settings with `a.b=c` changes."""
+    return checked(merge(config.model_dump(exclude_none=True), changes), "--set")
+
+
+def merge(tree: dict[str, Any], changes: Iterable[str]) -> dict[str, Any]:
+    """Apply changes of the form `a.b=c`, whose values are TOML or plain text, to a tree of settings."""
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"--set {change} is not of the form name=value, as in --set train.steps=200.")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        *groups, last = name.strip().split(".")
+        place = tree
+        for group in groups:
+            place = place.setdefault(group, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"--set {change}: {group} is a value, not a group of settings.")
+        place[last] = value
+    return tree
+
+
+def checked(tree: dict[str, Any], where: str) -> Config:
+    """Validate a tree of settings; every complaint names its setting."""
+    try:
+        return Config.model_validate(frozen(tree))
+    except ValidationError as error:
+        lines = [complaint(problem) for problem in error.errors()]
+        raise ConfigError(f"{where}: " + "\n".join(lines)) from error
+
+
+def frozen(value: Any) -> Any:
+    """TOML's arrays as the tuples that frozen settings hold."""
+    if isinstance(value, dict):
+        return {name: frozen(inner) for name, inner in value.items()}
+    return tuple(frozen(inner) for inner in value) if isinstance(value, list | tuple) else value
+
+
+def complaint(problem: Any) -> str:
+    """One pydantic problem in our words."""
+    group, names = fields_at(problem["loc"])
+    name = ".".join(group)
+    match problem["type"]:
+        case "extra_forbidden":
+            wrong = group[-1]
+            return f"unknown setting {name}.{suggestion(wrong, names, '.'.join(group[:-1]))}"
+        case "missing":
+            return f"setting {name} is missing."
+        case "union_tag_not_found":
+            return f"setting {name}.kind is missing. Choose one of {problem['ctx'].get('discriminator', 'kind')}."
+        case "union_tag_invalid":
+            return f"{name}.kind is {problem['ctx']['tag']!r}, expected one of {problem['ctx']['expected_tags']}."
+        case "value_error":
+            return f"{name}: {problem['ctx']['error']}."
+    return f"setting {name} is {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}."
+
+
+def fields_at(location: tuple[Any, ...]) -> tuple[list[str], list[str]]:
+    """The dotted place without the union tags that pydantic adds, and the field names of its group."""
+    place: list[str] = []
+    group: type[BaseModel] | None = Config
+    names: list[str] = []
+    for part in location:
+        candidates = list(models_of(group))
+        fields = {name: model for model in candidates for name in model.model_fields}
+        if isinstance(part, str) and part not in fields and len(candidates) > 1:
+            tagged = [m for m in candidates if part in typing.get_args(m.model_fields["kind"].annotation)]
+            if tagged:
+                group = tagged[0]
+                continue
+        names = list(fields)
+        place.append(str(part))
+        group = fields[part].model_fields[part].annotation if part in fields else None
+    return place, names
+
+
+def models_of(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Every settings class inside an annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in typing.get_args(annotation):
+        yield from models_of(inner)
+
+
+def suggestion(wrong: str, known: Iterable[str], group: str = "") -> str:
+    """` Did you mean ...?`, or nothing when nothing is close."""
+    close = difflib.get_close_matches(wrong, list(known), n=1)
+    return f" Did you mean {group + '.' if group else ''}{close[0]}?" if close else ""
+
+
+def located(config: Config) -> Config:
+    """The same settings with `$VARIABLES` in file names filled in and every file name absolute."""
+    tree = config.model_dump(exclude_none=True)
+    data = tree["data"]
+    obtain = data.get("obtain", "")
+    for split in ("train", "valid", "test"):
+        match data.get(split):
+            case {"source": source, "target": target}:
+                data[split] = {"source": absolute(source, obtain), "target": absolute(target, obtain)}
+            case tuple() as paths:
+                data[split] = absolute(paths, obtain)
+    for name in ("source_vectors", "target_vectors"):
+        if name in tree["model"]:
+            (tree["model"][name],) = absolute((tree["model"][name],), "")
+    return checked(tree, "settings")
+
+
+def absolute(paths: Iterable[str], obtain: str) -> Paths:
+    """File names with environment variables filled in, from the current directory."""
+    found = []
+    for path in paths:
+        full = os.path.expandvars(os.path.expanduser(path))
+        if "$" in full:
+            name = full[full.index("$") :].split("/")[0]
+            hint = f" {obtain}" if obtain else ""
+            raise ConfigError(f"the environment variable {name} is not set, and the data is at {path}.{hint}")
+        found.append(str(Path(full).absolute()))
+    return tuple(found)
+
+
+def written(config: Config) -> str:
+    """The whole configuration as TOML."""
+    return tomli_w.dumps(config.model_dump(exclude_none=True))

@@ -1,0 +1,265 @@
+"""Files -> examples, with a ledger of what became of every line.
+
+Nothing is dropped in silence: the ledger says how many examples were read, kept and dropped, why, and at which lines.
+A byte order mark and CRLF are taken off; a blank line at the end of a file is no example; a blank side anywhere else
+is dropped as `empty`; a line that is not UTF-8 is dropped as `undecodable`.
+"""
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from regard.config import FileData, JsonData, ParallelData, Sides, TableData
+from regard.errors import DataError
+
+
+class Example(NamedTuple):
+    """One pair, and where it came from (`file:line`)."""
+
+    source: str
+    target: str
+    where: str
+
+
+@dataclass
+class Ledger:
+    """What became of every example."""
+
+    read: int = 0
+    kept: int = 0
+    cut: int = 0
+    dropped: dict[str, list[str]] = field(default_factory=dict)
+    """Reason -> where."""
+
+    def drop(self, reason: str, where: str) -> None:
+        self.dropped.setdefault(reason, []).append(where)
+
+    def lines(self, shown: int = 5) -> list[str]:
+        """The ledger for people."""
+        count = sum(map(len, self.dropped.values()))
+        total = f"read {self.read:,}, kept {self.kept:,}, dropped {count:,}"
+        out = [total + (f", cut to length {self.cut:,}" if self.cut else "")]
+        for reason, places in self.dropped.items():
+            more = f" and {len(places) - shown:,} more" if len(places) > shown else ""
+            out.append(f"  {reason}: {len(places):,} ({', '.join(places[:shown])}{more})")
+        return out
+
+    def tree(self) -> dict[str, Any]:
+        """The ledger for machines."""
+        return {"read": self.read, "kept": self.kept, "cut": self.cut, "dropped": self.dropped}
+
+
+class Splits(NamedTuple):
+    """The examples of a run and what was left out; a split that has none is empty."""
+
+    train: list[Example]
+    valid: list[Example]
+    test: list[Example]
+    ledgers: dict[str, Ledger]
+
+
+def read_files(settings: FileData) -> Splits:
+    """Read the files of all splits; cut validation and test from training where they are missing."""
+    splits: dict[str, list[Example]] = {}
+    ledgers: dict[str, Ledger] = {}
+    for name in ("train", "valid", "test"):
+        ledgers[name] = Ledger()
+        files = getattr(settings, name)
+        splits[name] = list(kept(pairs(settings, files), ledgers[name])) if files else []
+    if not splits["train"]:
+        raise DataError(f"the training data holds no example. {'; '.join(ledgers['train'].lines())}")
+    for name, count in (("valid", settings.cut_valid), ("test", settings.cut_test)):
+        if count and not splits[name]:
+            splits["train"], splits[name] = cut(splits["train"], count, name)
+            ledgers[name].read = ledgers[name].kept = len(splits[name])
+            ledgers["train"].kept -= len(splits[name])
+            ledgers["train"].read -= len(splits[name])
+    return Splits(splits["train"], splits["valid"], splits["test"], ledgers)
+
+
+def cut(examples: list[Example], count: int, name: str) -> tuple[list[Example], list[Example]]:
+    """Cut all examples of `count` distinct sources off, chosen by the hash of their text: the same ones on every
+    machine, whatever the order of the file. Returns (the rest, the cut)."""
+    sources = {example.source for example in examples}
+    if len(sources) <= count:
+        raise DataError(f"cannot cut {count:,} sources for {name}: the training data has {len(sources):,} in all.")
+    chosen = set(sorted(sources, key=lambda text: fingerprint(f"{name}\t{text}"))[:count])
+    rest = [example for example in examples if example.source not in chosen]
+    return rest, [example for example in examples if example.source in chosen]
+
+
+def fingerprint(text: str) -> str:
+    """A hash of a text that no process salts."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def kept(examples: Iterable[Example | tuple[str, str]], ledger: Ledger) -> Iterator[Example]:
+    """Pass on what is whole; what is not comes as (reason, where) or has an empty side, and goes into the ledger."""
+    for example in examples:
+        ledger.read += 1
+        if not isinstance(example, Example):
+            ledger.drop(*example)
+        elif not example.source.strip() or not example.target.strip():
+            ledger.drop("empty", example.where)
+        else:
+            ledger.kept += 1
+            yield example
+
+
+def pairs(settings: FileData, files: Any) -> Iterator[Example | tuple[str, str]]:
+    """The pairs of one split in the format of the settings; a bad line comes as (reason, where)."""
+    match settings, files:
+        case ParallelData(), Sides():
+            yield from parallel(files, settings.obtain)
+        case TableData(), _:
+            for path in files:
+                yield from table(path, settings)
+        case JsonData(), _:
+            for path in files:
+                yield from records(path, settings)
+
+
+def lines(path: str, obtain: str = "") -> list[str | None]:
+    """The lines of a text file, gzipped or not, without their ends; None where a line is not UTF-8."""
+    raw = content(path, obtain).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    if raw[-1].strip() == b"":
+        raw.pop()
+    return [decoded(line.removesuffix(b"\r")) for line in raw]
+
+
+def content(path: str, obtain: str = "") -> bytes:
+    """The bytes of a file; unzipped when they begin as gzip does."""
+    hint = f" {obtain}" if obtain else ""
+    try:
+        raw = Path(path).read_bytes()
+        if raw[:2] == b"\x1f\x8b":
+            raw = gzip.decompress(raw)
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist.{hint}") from error
+    except IsADirectoryError as error:
+        raise DataError(f"{path} is a directory, expected a file.") from error
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise DataError(f"{path} is damaged gzip data: {error}. Fetch it again.{hint}") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+    if not raw.strip():
+        raise DataError(f"{path} is empty.{hint}")
+    return raw
+
+
+def decoded(line: bytes) -> str | None:
+    """A line as text, or None."""
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def parallel(sides: Sides, obtain: str) -> Iterator[Example | tuple[str, str]]:
+    """Lines that belong together, from the files of two sides."""
+    if len(sides.source) != len(sides.target):
+        raise DataError(
+            f"{len(sides.source)} source files but {len(sides.target)} target files: every file needs its partner."
+        )
+    for left, right in zip(sides.source, sides.target, strict=True):
+        sources, targets = lines(left, obtain), lines(right, obtain)
+        if len(sources) != len(targets):
+            raise DataError(
+                f"{left} has {len(sources):,} lines but {right} has {len(targets):,}: "
+                "line n of one must belong to line n of the other. Nothing was read."
+            )
+        for number, (source, target) in enumerate(zip(sources, targets, strict=True), 1):
+            where = f"{left}:{number}"
+            if source is None or target is None:
+                yield "undecodable", where if source is None else f"{right}:{number}"
+            else:
+                yield Example(source, target, where)
+
+
+def table(path: str, settings: TableData) -> Iterator[Example | tuple[str, str]]:
+    """Rows of a tab- or comma-separated file. Tabs separate as they are; commas follow the quoting rules of CSV."""
+    rows = tsv_rows(path, settings.obtain) if settings.kind == "tsv" else csv_rows(path, settings.obtain)
+    columns: tuple[int, int] | None = None
+    if isinstance(settings.source, int) and isinstance(settings.target, int):
+        columns = (settings.source, settings.target)
+    for number, row in rows:
+        where = f"{path}:{number}"
+        if columns is None:
+            columns = (column(settings.source, row, path), column(settings.target, row, path))
+        elif row is None:
+            yield "undecodable", where
+        elif len(row) <= max(columns):
+            if row in ([], [""]):
+                yield "empty", where
+                continue
+            wanted = max(columns) + 1
+            raise DataError(f"{where} has {len(row)} columns, expected at least {wanted} ({settings.kind}).")
+        else:
+            yield Example(row[columns[0]], row[columns[1]], where)
+
+
+def column(wanted: str | int, header: list[str] | None, path: str) -> int:
+    """The number of a column that is given by number or by its name in the header."""
+    if isinstance(wanted, int):
+        return wanted
+    if header is None or wanted not in header:
+        raise DataError(f"{path}:1 has no column {wanted!r}. Its header is {', '.join(header or ['undecodable'])}.")
+    return header.index(wanted)
+
+
+def tsv_rows(path: str, obtain: str) -> Iterator[tuple[int, list[str] | None]]:
+    for number, line in enumerate(lines(path, obtain), 1):
+        yield number, None if line is None else line.split("\t")
+
+
+def csv_rows(path: str, obtain: str) -> Iterator[tuple[int, list[str] | None]]:
+    """Rows of a CSV file: a quoted field may hold line ends, so lines cannot be decoded one by one; a byte that is
+    not UTF-8 becomes a lone surrogate, and its row counts as undecodable."""
+    text = content(path, obtain).decode("utf-8-sig", "surrogateescape")
+    reader = csv.reader(io.StringIO(text, newline=""))
+    number = 1
+    try:
+        for row in reader:
+            bad = any("\udc80" <= letter <= "\udcff" for cell in row for letter in cell)
+            yield number, None if bad else row
+            number = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"{path}:{number} is not CSV: {error}.") from error
+
+
+def records(path: str, settings: JsonData) -> Iterator[Example | tuple[str, str]]:
+    """Objects of a JSONL file."""
+    for number, line in enumerate(lines(path, settings.obtain), 1):
+        where = f"{path}:{number}"
+        if line is None:
+            yield "undecodable", where
+        elif not line.strip():
+            yield "empty", where
+        else:
+            record = parsed(line, where)
+            values = [record.get(name) for name in (settings.source, settings.target)]
+            for name, value in zip((settings.source, settings.target), values, strict=True):
+                if not isinstance(value, str):
+                    fields = ", ".join(record) or "none"
+                    raise DataError(f"{where} has no text in field {name!r}. Its fields are {fields}.")
+            yield Example(str(values[0]), str(values[1]), where)
+
+
+def parsed(line: str, where: str) -> dict[str, Any]:
+    """One JSON object."""
+    try:
+        record = json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise DataError(f"{where} is not JSON: {error}.") from error
+    if not isinstance(record, dict):
+        raise DataError(f"{where} is JSON but no object: expected {{...}} with one field a side.")
+    return record
+
+
+Generator = Callable[[Any, int], Splits]

@@ -1,0 +1,260 @@
+"""Searching for outputs. Nothing here asks what the model is: it has `start` and `step`, and states are row-first.
+
+An output ends with <eos>; one that has reached its limit may only end. A hypothesis is ranked by its log-probability
+over ((5 + length) / 6) ** alpha, its length counting <eos> (Wu 2016).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from regard.config import DecodeConfig
+from regard.models import State, Steppable
+from regard.text import BOS, EOS, PAD
+
+Choose = Callable[[Tensor, int], Tensor]
+"""Log-probabilities (rows, vocab) at a step -> tokens (rows,)."""
+
+
+class Hypothesis(NamedTuple):
+    """One output, without <bos> and <eos>."""
+
+    tokens: list[int]
+    score: float
+    """What hypotheses are ranked by."""
+    logprobs: list[float]
+    """Of each token, and of <eos>."""
+
+
+class Limits(NamedTuple):
+    """What an output may be. Rows are sentences."""
+
+    longest: Tensor  # (sentences,) tokens before <eos>
+    prefix: Tensor  # (sentences, n) tokens it must begin with; PAD: free
+    no_repeat: int  # no n-gram of this size twice; 0: no limit
+
+
+def decode(
+    model: Steppable,
+    source: Tensor,
+    lengths: Tensor,
+    config: DecodeConfig,
+    *,
+    best: int = 1,
+    prefixes: Sequence[Sequence[int]] | None = None,
+) -> list[list[Hypothesis]]:
+    """The `best` outputs of every source (sentences, source), best first; samples come in the order they were drawn.
+    The answer to a source does not depend on what else is in the batch."""
+    longest = (lengths * config.max_ratio).long() + config.max_extra
+    prefix = torch.full((len(source), max(map(len, prefixes or [[]]))), PAD)
+    for row, tokens in enumerate(prefixes or []):
+        prefix[row, : len(tokens)] = torch.tensor(tokens)
+    longest = torch.maximum(longest, (prefix != PAD).sum(1).to(longest.device))
+    limits = Limits(longest, prefix.to(source.device), config.no_repeat)
+    with torch.inference_mode():
+        if config.sample:
+            drawn = [walk(model, source, lengths, limits, sampler(config, number), config) for number in range(best)]
+            return [list(row) for row in zip(*drawn, strict=True)]
+        if config.beam == 1 and best == 1:
+            return [[hypothesis] for hypothesis in walk(model, source, lengths, limits, greedy, config)]
+        return beam_search(model, source, lengths, limits, config, best)
+
+
+# --- one hypothesis a sentence ---------------------------------------------------------------------------------------
+
+
+def greedy(logprobs: Tensor, step: int) -> Tensor:
+    """The likeliest token."""
+    return logprobs.argmax(-1)
+
+
+def sampler(config: DecodeConfig, number: int) -> Choose:
+    """Draws tokens. Every sentence uses the same random numbers, those of the seed and the sample's number: a sample
+    is the same alone and in a batch."""
+    generator = torch.Generator().manual_seed(config.seed * 1_000_003 + number)
+    numbers: list[float] = []
+
+    def choose(logprobs: Tensor, step: int) -> Tensor:
+        while len(numbers) <= step:
+            numbers.append(float(torch.rand((), generator=generator, dtype=torch.float64)))
+        sorted_, order = (logprobs.double() / config.temperature).softmax(-1).sort(-1, descending=True, stable=True)
+        if config.top_k is not None:
+            sorted_[:, config.top_k :] = 0
+        below = sorted_.cumsum(-1) - sorted_
+        if config.top_p is not None:
+            sorted_[below >= config.top_p] = 0
+        edges = sorted_.cumsum(-1)
+        place = (edges <= numbers[step] * edges[:, -1:]).sum(-1, keepdim=True)
+        return order.gather(-1, place.clamp(max=order.shape[-1] - 1)).squeeze(-1)
+
+    return choose
+
+
+def walk(
+    model: Steppable, source: Tensor, lengths: Tensor, limits: Limits, choose: Choose, config: DecodeConfig
+) -> list[Hypothesis]:
+    """Choose token after token; a sentence that has ended leaves the batch."""
+    state = model.start(source, lengths)
+    alive = torch.arange(len(source), device=source.device)
+    tokens = torch.full_like(alive, BOS)
+    history = torch.empty(len(source), 0, dtype=torch.long, device=source.device)
+    logprobs = torch.empty(len(source), 0, device=source.device)
+    done: dict[int, Hypothesis] = {}
+    for step in range(int(limits.longest.max()) + 1):
+        scores, state = model.step(tokens, state)
+        scores = allowed(scores, step, history, limits)
+        tokens = choose(scores, step)
+        history = torch.cat([history, tokens[:, None]], dim=1)
+        logprobs = torch.cat([logprobs, scores.gather(1, tokens[:, None])], dim=1)
+        ended = tokens == EOS
+        if ended.any():
+            for row in ended.nonzero().flatten().tolist():
+                values = logprobs[row].tolist()
+                score = sum(values) / penalty(len(values), config.length_penalty)
+                done[int(alive[row])] = Hypothesis(history[row, :-1].tolist(), score, values)
+            if ended.all():
+                break
+            keep = (~ended).nonzero().flatten()
+            alive, tokens, history, logprobs = alive[keep], tokens[keep], history[keep], logprobs[keep]
+            state = State(rows(state.source, keep), rows(state.past, keep))
+            limits = Limits(limits.longest[keep], limits.prefix[keep], limits.no_repeat)
+    return [done[row] for row in range(len(source))]
+
+
+# --- beams -----------------------------------------------------------------------------------------------------------
+
+
+class Beams(NamedTuple):
+    """Hypotheses by sentence: still growing, or ended. A place that holds none has score -inf."""
+
+    tokens: Tensor  # (sentences, beam, length)
+    logprobs: Tensor  # (sentences, beam, length)
+    scores: Tensor  # (sentences, beam)
+
+
+def beam_search(
+    model: Steppable, source: Tensor, lengths: Tensor, limits: Limits, config: DecodeConfig, best: int
+) -> list[list[Hypothesis]]:
+    """Keep the `beam` likeliest continuations of every sentence; those that end leave the beam.
+
+    A sentence is finished when none of its living hypotheses can still become one of the `best`, however it goes on:
+    a log-probability only falls, and the penalty is largest at the limit. So stopping early changes nothing.
+    """
+    width, sentences = max(config.beam, best), len(source)
+    state = model.start(source, lengths)
+    device = source.device
+    alive = torch.arange(sentences, device=device)
+    tokens = torch.full((sentences,), BOS, device=device)
+    growing = Beams(
+        torch.empty(sentences, 1, 0, dtype=torch.long, device=device),
+        torch.empty(sentences, 1, 0, device=device),
+        torch.zeros(sentences, 1, device=device),
+    )
+    ended = Beams(growing.tokens[:, :0], growing.logprobs[:, :0], growing.scores[:, :0])
+    done: dict[int, list[Hypothesis]] = {}
+    for step in range(int(limits.longest.max()) + 1):
+        logprobs, state = model.step(tokens, state)
+        logprobs = allowed(logprobs, step, growing.tokens.flatten(0, 1), limits)
+        origin, growing = grown(growing, logprobs, width)
+        ends = growing.tokens[..., -1] == EOS
+        ended = merged(ended, growing, ends, penalty(step + 1, config.length_penalty), width)
+        growing = growing._replace(scores=growing.scores.masked_fill(ends, -torch.inf))
+        reach = growing.scores.amax(1) / ((6 + limits.longest) / 6) ** config.length_penalty
+        finished = reach <= ended.scores[:, best - 1] if ended.scores.shape[1] >= best else reach == -torch.inf
+        order = origin + torch.arange(len(alive), device=device)[:, None] * (len(tokens) // len(alive))
+        if finished.any():
+            for row in finished.nonzero().flatten().tolist():
+                done[int(alive[row])] = listed(ended, row, best)
+            if finished.all():
+                break
+            keep = (~finished).nonzero().flatten()
+            alive, order = alive[keep], order[keep]
+            growing, ended = Beams(*rows(growing, keep)), Beams(*rows(ended, keep))
+            state = State(rows(state.source, keep), state.past)
+            limits = Limits(limits.longest[keep], limits.prefix[keep], limits.no_repeat)
+        state = State(state.source, rows(state.past, order.flatten()))
+        tokens = growing.tokens[..., -1].flatten()
+    return [done[row] for row in range(sentences)]
+
+
+def grown(beams: Beams, logprobs: Tensor, width: int) -> tuple[Tensor, Beams]:
+    """The `width` likeliest continuations of every sentence, and the place (sentences, beam) each came from.
+
+    logprobs (sentences * beam, vocab)."""
+    sentences, beam, _ = beams.tokens.shape
+    vocab = logprobs.shape[-1]
+    totals = (logprobs.view(sentences, beam, vocab) + beams.scores[..., None]).flatten(1)
+    scores, places = totals.topk(min(width, totals.shape[1]))
+    origin, tokens = places // vocab, places % vocab
+    new = logprobs.view(sentences, -1).gather(1, places)
+    back = origin[..., None].expand(-1, -1, beams.tokens.shape[-1])
+    return origin, Beams(
+        torch.cat([beams.tokens.gather(1, back), tokens[..., None]], dim=-1),
+        torch.cat([beams.logprobs.gather(1, back), new[..., None]], dim=-1),
+        scores,
+    )
+
+
+def merged(ended: Beams, growing: Beams, ends: Tensor, divisor: float, width: int) -> Beams:
+    """The best hypotheses that have ended, with those that end now (sentences, beam) among them."""
+    length = growing.tokens.shape[-1]
+    room = length - ended.tokens.shape[-1]
+    new = (growing.scores / divisor).masked_fill(~ends, -torch.inf)
+    tokens = torch.cat([torch.nn.functional.pad(ended.tokens, (0, room), value=PAD), growing.tokens], dim=1)
+    logprobs = torch.cat([torch.nn.functional.pad(ended.logprobs, (0, room)), growing.logprobs], dim=1)
+    scores = torch.cat([ended.scores, new], dim=1)
+    scores, places = scores.topk(min(width, scores.shape[1]))
+    back = places[..., None].expand(-1, -1, length)
+    return Beams(tokens.gather(1, back), logprobs.gather(1, back), scores)
+
+
+def listed(ended: Beams, row: int, best: int) -> list[Hypothesis]:
+    """One sentence's ended hypotheses, best first."""
+    out = []
+    for tokens, logprobs, score in zip(*(part[row, :best].tolist() for part in ended), strict=True):
+        if score > -torch.inf:
+            length = tokens.index(EOS)
+            out.append(Hypothesis(tokens[:length], score, logprobs[: length + 1]))
+    return out
+
+
+# --- what both share -------------------------------------------------------------------------------------------------
+
+
+def rows(tree: Any, index: Tensor) -> Any:
+    """Every tensor of a state, its rows chosen and ordered by an index."""
+    return tree_map(lambda part: part.index_select(0, index) if isinstance(part, Tensor) else part, tree)
+
+
+def penalty(length: int, alpha: float) -> float:
+    """What the log-probability of an output of this many tokens, <eos> among them, is divided by."""
+    return float(((5 + length) / 6) ** alpha)
+
+
+def allowed(logprobs: Tensor, step: int, history: Tensor, limits: Limits) -> Tensor:
+    """logprobs (rows, vocab) with -inf where a token may not come next; history (rows, step)."""
+    beam = len(logprobs) // len(limits.longest)
+    logprobs[:, [PAD, BOS]] = -torch.inf
+    if step < limits.prefix.shape[1]:
+        forced = limits.prefix[:, step].repeat_interleave(beam)[:, None]
+        only = torch.full_like(logprobs, -torch.inf).scatter_(1, forced, logprobs.gather(1, forced))
+        logprobs = torch.where(forced == PAD, logprobs, only)
+    if limits.no_repeat:
+        for row, tokens in enumerate(history.tolist()):
+            logprobs[row, repeats(tokens, limits.no_repeat)] = -torch.inf
+    at_end = (limits.longest <= step).repeat_interleave(beam)
+    if at_end.any():
+        only = torch.full_like(logprobs, -torch.inf)
+        only[:, EOS] = logprobs[:, EOS]
+        logprobs = torch.where(at_end[:, None], only, logprobs)
+    return logprobs
+
+
+def repeats(tokens: list[int], size: int) -> list[int]:
+    """Tokens that would complete an n-gram that is there already."""
+    tail = tuple(tokens[len(tokens) - size + 1 :])
+    grams = zip(*(tokens[start:] for start in range(size)), strict=False)
+    return [gram[-1] for gram in grams if gram[:-1] == tail] if len(tokens) >= size - 1 else []

@@ -1,0 +1,81 @@
+"""Small parts that every family uses: dropout, embeddings (random or loaded from a file of vectors), the output."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.data import content
+from regard.errors import DataError
+
+
+class Dropout(nn.Module):
+    """Dropout whose probability is a multiple of 1/256: one 64-bit random number decides eight elements, which is
+    several times as fast on a CPU (docs/log.md). What is kept is scaled exactly."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.threshold = round(probability * 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape -> the same shape."""
+        if not self.training or not self.threshold:
+            return x
+        if x.device.type != "cpu":
+            return F.dropout(x, self.threshold / 256)
+        draws = torch.empty((x.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
+        keep = (draws.view(torch.uint8)[: x.numel()] >= self.threshold).view(x.shape)
+        return x * (keep.to(x.dtype) * (256 / (256 - self.threshold)))
+
+
+def embedding(vocab: int, size: int) -> nn.Embedding:
+    """A random embedding whose rows have a length of about 1."""
+    table = nn.Embedding(vocab, size)
+    nn.init.normal_(table.weight, std=size**-0.5)
+    return table
+
+
+class Output(nn.Module):
+    """The last layer: hidden (.., size) -> logits (.., vocab). With `tied`, its matrix is that embedding's."""
+
+    def __init__(self, vocab: int, size: int, tied: nn.Embedding | None) -> None:
+        super().__init__()
+        self.weight = embedding(vocab, size).weight if tied is None else tied.weight
+        self.bias = nn.Parameter(torch.zeros(vocab))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.weight, self.bias)
+
+
+def load_vectors(table: nn.Embedding, path: str, find: Callable[[str], int | None], *, freeze: bool) -> int:
+    """Fill the rows of an embedding whose word is in a text file of vectors: a word and its numbers on every line,
+    with or without a first line `count size`. Words without a vector keep their random row. Returns how many were
+    filled."""
+    size, filled = table.weight.shape[1], 0
+    for number, line in enumerate(content(path).decode("utf-8", "replace").splitlines(), 1):
+        word, *numbers = line.rstrip().split(" ")
+        if number == 1 and len(numbers) == 1 and word.isdigit() and numbers[0].isdigit():
+            continue
+        if len(numbers) < size or " ".join(numbers[:-size]).strip("0123456789.-eE "):
+            pass
+        word, numbers = " ".join([word, *numbers[:-size]]), numbers[-size:]
+        if len(numbers) != size:
+            raise DataError(
+                f"{path}:{number} has vectors of {len(numbers)} numbers, but the embedding is {size} wide. "
+                "Set the model's embedding size to the file's."
+            )
+        row = find(word)
+        if row is None:
+            continue
+        try:
+            vector = torch.tensor([float(value) for value in numbers])
+        except ValueError as error:
+            raise DataError(f"{path}:{number} is not a word and {size} numbers: {error}.") from error
+        with torch.no_grad():
+            table.weight[row] = vector
+        filled += 1
+    if not filled:
+        raise DataError(f"no word of {path} is in the vocabulary: nothing was loaded. Is it the same language and kind?")
+    table.weight.requires_grad_(not freeze)
+    return filled

@@ -1,0 +1,60 @@
+"""What a model looked at, drawn."""
+
+from typing import NamedTuple
+
+import torch
+from rich.text import Text
+from torch import Tensor
+
+from regard.batch import Pair, collate
+from regard.errors import InputError
+from regard.predict import Predictor
+from regard.record import record
+
+SHADES = " ░▒▓█"
+
+
+class Alignment(NamedTuple):
+    """An output and where each of its tokens looked; the last row and column are <eos>."""
+
+    text: str
+    queries: list[str]
+    keys: list[str]
+    weights: Tensor  # (query, key)
+
+
+def alignment(predictor: Predictor, text: str) -> Alignment:
+    """Translate a text and give its map from output to source: the mean over the heads of the last cross-attention."""
+    source = predictor.encode(text)
+    if not source:
+        raise InputError("there is nothing to look at in an empty text.")
+    answer = predictor.predict([text])[0][0]
+    target = predictor.target.encode(answer.text).ids
+    batch = collate([Pair([*source, 3], target)])
+    with torch.inference_mode(), record(predictor.model) as maps:
+        predictor.model.hidden(batch)
+    crosses = [weights for name, weights in maps.items() if name.endswith(("cross_attention", "decoder.attention"))]
+    if not crosses:
+        raise InputError("this model has no attention between output and source.")
+    pieces = predictor.source.encode(text)
+    keys = [text[start:end].strip() or "·" for start, end in pieces.offsets[: len(source)]]
+    spans = predictor.target.encode(answer.text).offsets
+    queries = [answer.text[start:end].strip() or "·" for start, end in spans]
+    return Alignment(answer.text, [*queries, "<eos>"], [*keys, "<eos>"], crosses[-1][0].mean(0))
+
+
+def drawn(aligned: Alignment, colour: bool = True) -> Text:
+    """An alignment for the terminal: a row an output token, a column a source token, darker is more. Without colour
+    the shades stay readable."""
+    wide = max(map(len, aligned.queries))
+    out = Text()
+    for line in range(max(map(len, aligned.keys))):
+        out.append(" " * (wide + 2) + "".join(f"{key[line] if line < len(key) else ' '} " for key in aligned.keys))
+        out.append("\n")
+    for name, weights in zip(aligned.queries, aligned.weights.tolist(), strict=True):
+        out.append(f"{name:>{wide}}  ", style="bold" if colour else "")
+        for weight in weights:
+            shade = SHADES[min(len(SHADES) - 1, int(weight * len(SHADES)))]
+            out.append(shade * 2, style="cyan" if colour else "")
+        out.append("\n")
+    return out

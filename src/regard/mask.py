@@ -1,0 +1,28 @@
+"""Who may look where: boolean tensors, True = may look, joined with `&` and `|`.
+
+All broadcast against scores of shape (batch, heads, query, key).
+"""
+
+import torch
+from torch import Tensor
+
+
+def padding(lengths: Tensor, size: int) -> Tensor:
+    """Keys that exist: lengths (batch,) -> (batch, 1, 1, key)."""
+    return (torch.arange(size, device=lengths.device) < lengths[:, None])[:, None, None]
+
+
+def causal(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
+    """Keys that are not ahead: (query, key). The last query stands at the last key."""
+    return distance(queries, keys, device) <= 0
+
+
+def window(queries: int, keys: int, width: int, device: torch.device | None = None) -> Tensor:
+    """Keys at most `width` positions away on either side: (query, key)."""
+    return distance(queries, keys, device).abs() <= width
+
+
+def distance(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
+    """How far ahead of its query a key stands: (query, key). The last query stands at the last key."""
+    places = torch.arange(keys, device=device)
+    return places - places[keys - queries :, None]

@@ -1,0 +1,155 @@
+"""A configuration -> a run: read the data, make the vocabularies, build the model, train it, score it."""
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from regard.batch import Pair, encode, epoch, padding_share
+from regard.checkpoint import create, load_config, load_state, load_vocabularies, replace
+from regard.config import Config, FileData
+from regard.data import Splits, read_files
+from regard.device import choose, keep_memory, precision
+from regard.evaluate import evaluate
+from regard.generate import generate
+from regard.layers import load_vectors
+from regard.metrics import better
+from regard.models import Seq2Seq, build
+from regard.predict import Predictor
+from regard.text import Vocabulary
+from regard.train import Event, Progress, Score, append, train
+
+
+class Prepared(NamedTuple):
+    """All that training needs."""
+
+    config: Config
+    splits: Splits
+    source: Vocabulary
+    target: Vocabulary | None
+    pairs: list[Pair]
+
+    def facts(self) -> dict[str, Any]:
+        """What a user wants to know before training: sizes, lengths, padding."""
+        batches = epoch(self.pairs, self.config.train.batch_tokens, self.config.train.seed, 0)
+        lengths = [sorted(len(pair[side]) for pair in self.pairs) for side in (0, 1)]
+        return {
+            "examples": {name: getattr(self.splits, name).__len__() for name in ("train", "valid", "test")},
+            "vocabulary": [self.source.size] + ([self.target.size] if self.target else []),
+            "tokens": [sum(side) for side in lengths],
+            "median length": [side[len(side) // 2] for side in lengths],
+            "longest": [side[-1] for side in lengths],
+            "batches": len(batches),
+            "padding": padding_share(self.pairs, batches),
+        }
+
+
+def read_splits(config: Config) -> Splits:
+    """The examples of a configuration, from files or from a generator."""
+    if isinstance(config.data, FileData):
+        return read_files(config.data)
+    return generate(config.data, config.train.seed)
+
+
+def vocabularies(config: Config, splits: Splits) -> tuple[Vocabulary, Vocabulary | None]:
+    """Learn the vocabularies from the training examples."""
+    sources = [example.source for example in splits.train]
+    targets = [example.target for example in splits.train]
+    if config.text.target is None:
+        return Vocabulary.learn(itertools.chain(sources, targets), config.text.source), None
+    return Vocabulary.learn(sources, config.text.source), Vocabulary.learn(targets, config.text.target)
+
+
+def prepare(config: Config, run: Path | None = None) -> Prepared:
+    """Read everything; the vocabularies of a run that exists already are taken from it."""
+    splits = read_splits(config)
+    source, target = load_vocabularies(run) if run else vocabularies(config, splits)
+    pairs = encode(splits.train, source, target or source, config.text, splits.ledgers["train"])
+    return Prepared(config, splits, source, target, pairs)
+
+
+def fresh(config: Config, run: Path) -> Prepared:
+    """Make a new run directory, ready to be trained."""
+    prepared = prepare(config)
+    ledgers = {name: ledger.tree() for name, ledger in prepared.splits.ledgers.items()}
+    create(run, config, prepared.source, prepared.target, ledgers)
+    return prepared
+
+
+def build_model(prepared: Prepared) -> Seq2Seq:
+    """The model with its first weights; embeddings come from vector files by setting."""
+    config = prepared.config.model
+    model = build(prepared.config, prepared.source.size, prepared.target.size if prepared.target else None)
+    sides = (
+        (config.source_vectors, model.source_embedding, prepared.source),
+        (config.target_vectors, model.target_embedding, prepared.target or prepared.source),
+    )
+    for path, table, vocabulary in sides:
+        if path:
+            load_vectors(table, path, vocabulary.find, freeze=config.freeze_vectors)
+    return model
+
+
+def fit(
+    prepared: Prepared,
+    run: Path,
+    report: Callable[[Event], None],
+    *,
+    device: str = "auto",
+    stop: Callable[[], bool] = lambda: False,
+) -> Progress:
+    """Train a run, from its start or from its last saved state."""
+    keep_memory()
+    config = prepared.config
+    place = choose(device)
+    model = build_model(prepared).to(place)
+    saved = load_state(run)
+    forget_after(run / "metrics.jsonl", saved[1]["step"] if saved else 0)
+    examples = prepared.splits.valid[: config.train.validate_examples]
+    settings = config.evaluate
+
+    def validate(current: Seq2Seq) -> Score:
+        found = evaluate(Predictor(current, config, prepared.source, prepared.target), examples, settings)
+        for source, output, wanted in list(zip(found.sources, found.outputs, found.references, strict=True))[:3]:
+            report(Event("sample", 0, {"source": source, "output": output, "wanted": wanted[0]}))
+        return found.metrics
+
+    def note(event: Event) -> None:
+        if event.kind != "saved":
+            append(run / "metrics.jsonl", event)
+        report(event)
+
+    return train(
+        model,
+        prepared.pairs,
+        config.train,
+        run,
+        validate=validate,
+        better=better(settings.metrics[0]),
+        report=note,
+        precision=precision(place, config.train.precision),
+        stop=stop,
+    )
+
+
+def resumed(run: Path) -> Prepared:
+    """A run that was stopped, ready to go on."""
+    return prepare(load_config(run), run)
+
+
+def forget_after(path: Path, step: int) -> None:
+    """Drop the metrics of steps that will be made again."""
+    if path.exists():
+        kept = [line for line in path.read_text(encoding="utf-8").splitlines() if known(line) <= step]
+        replace(path, "".join(f"{line}\n" for line in kept).encode())
+
+
+def known(line: str) -> float:
+    """The step of a line of metrics; one that was cut short by a kill is forgotten."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return torch.inf

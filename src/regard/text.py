@@ -1,0 +1,146 @@
+"""Text <-> token ids, with the character offsets of every token.
+
+All kinds are pipelines of the `tokenizers` library, so each is one JSON file that other tools open too. Bytes, BPE and
+Unigram work on UTF-8 bytes and lose nothing; characters and words lose what the vocabulary does not hold (and words
+the width of white space). Text never turns into a special token, whatever it spells.
+"""
+
+import json
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from regard.config import Tokenization
+from regard.errors import DataError, RunError
+
+SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>")
+PAD, UNK, BOS, EOS = range(4)
+
+
+class Tokens(NamedTuple):
+    """A text as ids, each with the span of characters it came from."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+
+
+class Vocabulary:
+    """One side's text <-> ids. The first four ids are <pad>, <unk>, <bos> and <eos>."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.tokenizer.encode_special_tokens = True
+        self.size: int = tokenizer.get_vocab_size()
+        self.composed = '"NFD"' in json.dumps(json.loads(tokenizer.to_str()).get("normalizer"))
+
+    @classmethod
+    def learn(cls, lines: Iterable[str], settings: Tokenization) -> "Vocabulary":
+        """Make a vocabulary from training text."""
+        tokenizer, trainer = pipeline(settings)
+        if settings.kind == "word":  # a word that spells a special token must not take its place
+            lines = (" ".join(word for word in line.split() if word not in SPECIAL) for line in lines)
+        tokenizer.train_from_iterator((clean(line) for line in lines), trainer)
+        if tokenizer.get_vocab_size() <= len(SPECIAL):
+            raise DataError(f"the training text holds nothing to make a vocabulary of kind {settings.kind} from.")
+        return cls(tokenizer)
+
+    @classmethod
+    def load(cls, path: Path) -> "Vocabulary":
+        """Read a vocabulary's JSON file."""
+        try:
+            tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise RunError(f"{path} cannot be read: {error.strerror}.") from error
+        except Exception as error:  # the library raises plain Exception for every malformed file
+            raise RunError(f"{path} is not a tokenizer file: {error}.") from error
+        if [tokenizer.token_to_id(token) for token in SPECIAL] != list(range(4)):
+            raise RunError(f"{path} is not a vocabulary of regard: its first entries are not {' '.join(SPECIAL)}.")
+        return cls(tokenizer)
+
+    def dump(self) -> str:
+        """The vocabulary as JSON."""
+        return str(self.tokenizer.to_str(pretty=False))
+
+    def encode(self, text: str) -> Tokens:
+        """The ids of a text and where each came from; no <bos> or <eos>."""
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: Sequence[str]) -> list[Tokens]:
+        """As `encode`, for many texts at once."""
+        encodings = self.tokenizer.encode_batch([clean(text) for text in texts], add_special_tokens=False)
+        return [Tokens([i if i > EOS else UNK for i in encoding.ids], encoding.offsets) for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; <pad>, <bos> and <eos> say nothing."""
+        known = [i for i in ids if i == UNK or i > EOS]
+        text: str = self.tokenizer.decode(known, skip_special_tokens=False)
+        return unicodedata.normalize("NFC", text) if self.composed else text
+
+    def find(self, word: str) -> int | None:
+        """The id of a word that is one entry, however the vocabulary writes it."""
+        ids = self.encode(word).ids
+        return ids[0] if len(ids) == 1 and ids[0] != UNK else None
+
+    def token(self, index: int) -> str:
+        """One entry, as it is written in the vocabulary."""
+        return str(self.tokenizer.id_to_token(index))
+
+
+def clean(text: str) -> str:
+    """A lone surrogate is no character, and no tokenizer takes it: it becomes U+FFFD."""
+    if text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def pipeline(settings: Tokenization) -> tuple[Tokenizer, Any]:
+    """An untrained tokenizer and its trainer."""
+    special = list(SPECIAL)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    quiet = {"special_tokens": special, "show_progress": False}
+    subwords = settings.kind in ("bpe", "unigram")
+    match settings.kind:
+        case "char" | "word":
+            tokenizer = Tokenizer(models.WordLevel(unk_token=SPECIAL[UNK]))
+            trainer = trainers.WordLevelTrainer(vocab_size=2**31, min_frequency=settings.min_count, **quiet)
+        case "byte" | "bpe":
+            tokenizer = Tokenizer(models.BPE(unk_token=SPECIAL[UNK]))
+            size = settings.size if subwords else len(SPECIAL) + len(alphabet)
+            trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, **quiet)
+        case "unigram":
+            tokenizer = Tokenizer(models.Unigram())
+            trainer = trainers.UnigramTrainer(
+                vocab_size=settings.size, initial_alphabet=alphabet, unk_token=SPECIAL[UNK], **quiet
+            )
+    match settings.kind:
+        case "char":
+            tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"(?m)."), behavior="isolated")
+            tokenizer.decoder = decoders.Fuse()
+        case "word":
+            tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        case _:
+            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+                add_prefix_space=False, use_regex=subwords, trim_offsets=True
+            )
+            tokenizer.decoder = decoders.ByteLevel()
+            if subwords:  # a first word is the same entry as any other: a space before it, taken off again
+                tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    tokenizer.normalizer = normalizers.Sequence(normalization(settings, subwords))
+    return tokenizer, trainer
+
+
+def normalization(settings: Tokenization, subwords: bool) -> list[Any]:
+    """The steps from raw to normal text, in order."""
+    steps: list[Any] = []
+    if settings.normalize != "none":
+        steps.append(normalizers.NFC() if settings.normalize == "nfc" else normalizers.NFKC())
+    if settings.lowercase:
+        steps.append(normalizers.Lowercase())
+    if settings.jamo:
+        steps.append(normalizers.NFD())
+    if subwords:
+        steps.append(normalizers.Prepend(" "))
+    return steps
