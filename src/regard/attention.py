@@ -160,7 +160,7 @@ class Attention(nn.Module):
 
 def split(x: Tensor, heads: int) -> Tensor:
     """(batch, n, size) -> (batch, heads, n, size / heads)."""
-    return x.unflatten(-1, (heads, -1)).transpose(-3, -2)
+    return x.view(*x.shape[:-1], heads, -1).transpose(-3, -2)
 
 
 def multi_head(

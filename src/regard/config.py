@@ -400,7 +400,7 @@ def complaint(problem: Any) -> str:
 def fields_at(location: tuple[Any, ...]) -> tuple[list[str], list[str]]:
     """The dotted place without the union tags that pydantic adds, and the field names of its group."""
     place: list[str] = []
-    group: type[BaseModel] | None = Config
+    group: Any = Config
     names: list[str] = []
     for part in location:
         candidates = list(models_of(group))

@@ -80,14 +80,15 @@ def sampler(config: DecodeConfig, number: int) -> Choose:
     def choose(logprobs: Tensor, step: int) -> Tensor:
         while len(numbers) <= step:
             numbers.append(float(torch.rand((), generator=generator, dtype=torch.float64)))
-        sorted_, order = (logprobs.double() / config.temperature).softmax(-1).sort(-1, descending=True, stable=True)
+        scaled = (logprobs.double() / config.temperature).softmax(-1)
+        sorted_, order = scaled.sort(dim=-1, descending=True, stable=True)
         if config.top_k is not None:
             sorted_[:, config.top_k :] = 0
         below = sorted_.cumsum(-1) - sorted_
         if config.top_p is not None:
             sorted_[below >= config.top_p] = 0
         edges = sorted_.cumsum(-1)
-        place = (edges <= numbers[step] * edges[:, -1:]).sum(-1, keepdim=True)
+        place: Tensor = (edges <= numbers[step] * edges[:, -1:]).sum(-1, keepdim=True)
         return order.gather(-1, place.clamp(max=order.shape[-1] - 1)).squeeze(-1)
 
     return choose

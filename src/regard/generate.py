@@ -26,7 +26,9 @@ def generate(settings: GeneratedData, seed: int) -> Splits:
     raise TypeError(settings)
 
 
-def splits(train: Iterable[tuple[str, str]], valid: Iterable[tuple[str, str]], test: Iterable[tuple[str, str]]) -> Splits:
+def splits(
+    train: Iterable[tuple[str, str]], valid: Iterable[tuple[str, str]], test: Iterable[tuple[str, str]]
+) -> Splits:
     """Name every example's place, and count."""
     made = {
         name: [Example(source, target, f"{name}:{number}") for number, (source, target) in enumerate(pairs, 1)]

@@ -57,8 +57,6 @@ def load_vectors(table: nn.Embedding, path: str, find: Callable[[str], int | Non
         word, *numbers = line.rstrip().split(" ")
         if number == 1 and len(numbers) == 1 and word.isdigit() and numbers[0].isdigit():
             continue
-        if len(numbers) < size or " ".join(numbers[:-size]).strip("0123456789.-eE "):
-            pass
         word, numbers = " ".join([word, *numbers[:-size]]), numbers[-size:]
         if len(numbers) != size:
             raise DataError(
@@ -76,6 +74,8 @@ def load_vectors(table: nn.Embedding, path: str, find: Callable[[str], int | Non
             table.weight[row] = vector
         filled += 1
     if not filled:
-        raise DataError(f"no word of {path} is in the vocabulary: nothing was loaded. Is it the same language and kind?")
+        raise DataError(
+            f"no word of {path} is in the vocabulary: nothing was loaded. Is it the same language and kind?"
+        )
     table.weight.requires_grad_(not freeze)
     return filled

@@ -61,7 +61,7 @@ class Blockwise(torch.autograd.Function):
         return total, plain
 
     @staticmethod
-    def backward(ctx: Any, total: Tensor, plain: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, total: Tensor, plain: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias = ctx.saved_tensors
         return hidden * total.to(hidden.dtype), weight * total, bias * total, None, None
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from regard.config import Metric
 
@@ -35,12 +36,14 @@ def score(metric: Metric, outputs: Sequence[str], references: References) -> flo
 
 def corpus(metric: Metric, outputs: Sequence[str], references: References) -> tuple[float, str]:
     """sacreBLEU's figure and the signature that says how it was made."""
-    from sacrebleu.metrics import BLEU, CHRF, TER
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+    from sacrebleu.metrics.ter import TER
 
     kinds = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
     most = max(map(len, references))
     streams = [[wanted[i] if i < len(wanted) else None for wanted in references] for i in range(most)]
-    measure = kinds[metric]()
+    measure: Any = kinds[metric]()
     figure = measure.corpus_score(list(outputs), streams)
     return float(figure.score), str(measure.get_signature())
 

@@ -67,7 +67,8 @@ class Seq2Seq(nn.Module):
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         hidden, state = self.decode(tokens[:, None], state)
-        return self.output(hidden[:, 0]).float().log_softmax(-1), state
+        logits = self.output(hidden[:, 0])
+        return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)), state
 
 
 class Transformer(Seq2Seq):

@@ -39,7 +39,7 @@ class Predictor:
         self.source, self.target = source, target or source
 
     @overload
-    def __call__(self, text: str) -> str: ...
+    def __call__(self, text: str) -> str: ...  # type: ignore[overload-overlap]
     @overload
     def __call__(self, text: Sequence[str]) -> list[str]: ...
     def __call__(self, text: str | Sequence[str]) -> str | list[str]:
@@ -56,11 +56,13 @@ class Predictor:
         settings: DecodeConfig | None = None,
         prefixes: Sequence[str] | None = None,
         budget: int = 2048,
+        first: int = 1,
     ) -> list[list[Output]]:
         """The `best` answers to each text, best first. An empty text has the empty answer. `prefixes` are the texts
-        that the answers must begin with; `budget` is how many source tokens are decoded at once."""
+        that the answers must begin with; `budget` is how many source tokens are decoded at once; errors count texts
+        from `first`."""
         settings = settings or self.config.decode
-        sources = [self.encode(text, f"text {number}") for number, text in enumerate(texts, 1)]
+        sources = [self.encode(text, f"text {number}") for number, text in enumerate(texts, first)]
         begins = [self.target.encode(prefix).ids for prefix in prefixes or [""] * len(sources)]
         if len(begins) != len(sources):
             raise InputError(f"{len(begins)} prefixes came for {len(sources)} texts; each text needs its own.")
@@ -134,4 +136,3 @@ def chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
     iterator = iter(lines)
     while group := list(itertools.islice(iterator, size)):
         yield group
-

@@ -19,7 +19,7 @@ from regard.layers import load_vectors
 from regard.metrics import better
 from regard.models import Seq2Seq, build
 from regard.predict import Predictor
-from regard.text import Vocabulary
+from regard.text import UNK, Vocabulary
 from regard.train import Event, Progress, Score, append, train
 
 
@@ -69,6 +69,27 @@ def prepare(config: Config, run: Path | None = None) -> Prepared:
     source, target = load_vocabularies(run) if run else vocabularies(config, splits)
     pairs = encode(splits.train, source, target or source, config.text, splits.ledgers["train"])
     return Prepared(config, splits, source, target, pairs)
+
+
+def doubts(prepared: Prepared) -> list[str]:
+    """What a careful colleague would mention before training."""
+    splits, found = prepared.splits, []
+    train = {example.source for example in splits.train}
+    for name in ("valid", "test"):
+        examples = getattr(splits, name)
+        if not examples:
+            found.append(f"there is no {name} data: set data.{name} or data.cut_{name}.")
+        elif shared := sum(example.source in train for example in examples):
+            found.append(f"{shared:,} of {len(examples):,} {name} sources are in the training data too.")
+    if doubled := len(splits.train) - len({(example.source, example.target) for example in splits.train}):
+        found.append(f"{doubled:,} training examples occur more than once.")
+    unknown = sum(pair.source.count(UNK) + pair.target.count(UNK) for pair in prepared.pairs)
+    if unknown:
+        found.append(f"{unknown:,} training tokens are <unk>: their words are rarer than min_count.")
+    copied = sum(example.source == example.target for example in splits.train)
+    if copied * 10 > len(splits.train):
+        found.append(f"{copied:,} training examples have the same text on both sides.")
+    return found
 
 
 def fresh(config: Config, run: Path) -> Prepared:

@@ -100,8 +100,9 @@ def pipeline(settings: Tokenization) -> tuple[Tokenizer, Any]:
     """An untrained tokenizer and its trainer."""
     special = list(SPECIAL)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    quiet = {"special_tokens": special, "show_progress": False}
+    quiet: dict[str, Any] = {"special_tokens": special, "show_progress": False}
     subwords = settings.kind in ("bpe", "unigram")
+    trainer: Any
     match settings.kind:
         case "char" | "word":
             tokenizer = Tokenizer(models.WordLevel(unk_token=SPECIAL[UNK]))

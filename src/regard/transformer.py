@@ -42,10 +42,9 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
         """x (.., size) -> (.., size)."""
-        if self.where == "pre":
-            return x + self.dropout(part(self.norm(x)))
-        normed: Tensor = self.norm(x + self.dropout(part(x)))
-        return normed
+        pre = self.where == "pre"
+        x = x + self.dropout(part(self.norm(x) if pre else x))
+        return x if pre else self.norm(x)
 
 
 class Block(nn.Module):
@@ -160,7 +159,8 @@ class Decoder(Stack):
 
     def remember(self, states: Tensor, mask: Tensor | None) -> Source:
         """Project the encoder's states (batch, source, size) once for every block."""
-        return Source(tuple(block.cross_attention.remember(states) for block in self.blocks), mask)
+        crosses: list[Attention] = [block.cross_attention for block in self.blocks]  # type: ignore[misc]
+        return Source(tuple(cross.remember(states) for cross in crosses), mask)
 
     def forward(
         self, x: Tensor, source: Source, past: Sequence[Memory] | None = None

@@ -1,0 +1,284 @@
+"""The command line: a dozen verbs, each a few lines that call the library. Nothing heavy is imported before a verb
+needs it."""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from regard.errors import InputError, RegardError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train, run and look inside attention models.\n\nA minute: `regard demo`. Your own data: "
+    "`regard check my.toml`, `regard train my.toml --run runs/mine`, `regard predict runs/mine < input.txt`.",
+)
+
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting, as in --set train.steps=200.")
+]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A directory that `regard train` made.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+
+
+def version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"regard {installed('regard')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Say the version.")
+    ] = False,
+) -> None:
+    """Options that come before a verb."""
+
+
+@app.command()
+def demo(run: Annotated[Path | None, typer.Option(help="Keep the run here.")] = None) -> None:
+    """The main job on built-in data in about a minute: train, score, translate, look."""
+    from regard.demo import demo as show
+
+    show(run)
+
+
+@app.command()
+def recipes() -> None:
+    """List what is built in."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from regard.config import parse, recipes
+
+    table = Table("recipe", "what it does", "time")
+    for name, path in recipes().items():
+        config = parse(path)
+        table.add_row(name, config.about, config.time)
+    Console().print(table)
+
+
+@app.command()
+def check(
+    name: Annotated[str, typer.Argument(metavar="CONFIG", help="A recipe, or a .toml file.")], changes: Changes = None
+) -> None:
+    """Say what is in the data and what is wrong with it, before any training.
+
+    Example: `regard check numbers --set data.language=ko`
+    """
+    from regard.config import read
+    from regard.console import out, show_facts, show_ledgers
+    from regard.run import doubts, prepare
+
+    prepared = prepare(read(name, changes or ()))
+
+    def say(text: str) -> None:
+        out.print(text, markup=False, soft_wrap=True)
+
+    show_ledgers(prepared.splits.ledgers, say)
+    show_facts(prepared.facts(), say)
+    for doubt in doubts(prepared):
+        say(f"warning: {doubt}")
+    for example in prepared.splits.train[:3]:
+        say(f"  {example.source} -> {example.target}")
+
+
+@app.command()
+def train(
+    name: Annotated[str | None, typer.Argument(metavar="CONFIG", help="A recipe, or a .toml file.")] = None,
+    run: Annotated[Path | None, typer.Option(help="The directory to make; runs/CONFIG by default.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped.")] = None,
+    changes: Changes = None,
+    device: Device = "auto",
+) -> None:
+    """Train a model. Ctrl-C saves, and says how to go on.
+
+    Examples: `regard train numbers --run runs/n`, `regard train my.toml --set train.steps=2000`,
+    `regard train --resume runs/n`
+    """
+    from regard.config import read
+    from regard.errors import ConfigError
+    from regard.run import fresh, resumed
+
+    if (name is None) == (resume is None):
+        raise ConfigError("give a recipe or a .toml file to train, or --resume RUN to go on with a run (not both).")
+    if resume is not None:
+        if changes:
+            raise ConfigError("--set cannot change a run that is resumed: it would not be the same run. Start another.")
+        place, prepared = resume, resumed(resume)
+    else:
+        place = run or Path("runs") / Path(str(name)).stem
+        prepared = fresh(read(str(name), changes or ()), place)
+    trained(prepared, place, device)
+
+
+def trained(prepared: Any, run: Path, device: str) -> None:
+    """Train with everything a person at a terminal wants around it."""
+    from regard.console import Training, show_facts, show_ledgers
+    from regard.run import fit
+
+    with Training(prepared.config, run) as view, interruptible() as stop:
+        show_ledgers(prepared.splits.ledgers, view.say)
+        show_facts(prepared.facts(), view.say)
+        progress = fit(prepared, run, view, device=device, stop=stop)
+        if stop():
+            view.say(f"stopped at step {progress.step:,}; everything is saved. Go on with: regard train --resume {run}")
+            return
+        best = "" if progress.best is None else f"; best {prepared.config.evaluate.metrics[0]} {progress.best:.2f}"
+        view.say(
+            f"done: {progress.step:,} steps in {progress.seconds / 60:.1f} min{best} at step {progress.best_step:,}"
+        )
+        view.say(f"next: regard evaluate {run}, regard predict {run} < input.txt")
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C (or SIGTERM) into a wish to stop; a second one stops at once."""
+    wished: list[int] = []
+
+    def wish(number: int, frame: Any) -> None:
+        if wished:
+            raise KeyboardInterrupt
+        wished.append(number)
+        print("\nstopping after this step ...", file=sys.stderr)
+
+    before = {number: signal.signal(number, wish) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(wished)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@app.command()
+def predict(
+    run: Run,
+    best: Annotated[int, typer.Option(min=1, help="Answers a line, best first; they are separated by tabs.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Answers with scores and token log-probabilities.")] = False,
+    prefix: Annotated[str, typer.Option(help="What every answer must begin with.")] = "",
+    changes: Changes = None,
+    device: Device = "auto",
+) -> None:
+    """Answer every line of standard input with a line: the run knows whether it translates, tags or classifies.
+
+    Examples: `echo einundzwanzig | regard predict runs/n`, `regard predict runs/n --best 3 --json < input.txt`,
+    `regard predict runs/n --set decode.sample=true --set decode.top_p=0.9 < input.txt`
+    """
+    import json
+
+    from regard.predict import chunks, load
+
+    predictor = load(run, changes or (), device)
+    for number, group in enumerate(chunks(stdin_lines(), 1 if sys.stdin.isatty() else 256)):
+        where = number * 256 + 1
+        answers = predictor.predict(group, best=best, prefixes=[prefix] * len(group) if prefix else None, first=where)
+        for outputs in answers:
+            if as_json:
+                tree = [{"text": o.text, "score": o.score, "tokens": [t._asdict() for t in o.tokens]} for o in outputs]
+                print(json.dumps(tree, ensure_ascii=False))
+            else:
+                print("\t".join(" ".join(output.text.splitlines()) for output in outputs))
+        sys.stdout.flush()
+
+
+def stdin_lines() -> Iterator[str]:
+    """The lines of standard input; one that is not UTF-8 is an error that names it."""
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"standard input, line {number}: byte 0x{line[error.start]:02x} at {error.start + 1} is not UTF-8. "
+                "Convert the text first, for example with iconv -t UTF-8."
+            ) from error
+
+
+@app.command()
+def evaluate(
+    run: Run,
+    split: Annotated[str, typer.Option(help="test, valid or train.")] = "test",
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    outputs: Annotated[Path | None, typer.Option(help="Also write the outputs to this file, a line each.")] = None,
+    changes: Changes = None,
+    device: Device = "auto",
+) -> None:
+    """Score a run on its test data, over all and by source length.
+
+    Examples: `regard evaluate runs/n --json`, `regard evaluate runs/n --set decode.beam=1`
+    """
+    import json
+
+    from regard.checkpoint import replace
+    from regard.console import show_evaluation
+    from regard.errors import ConfigError
+    from regard.evaluate import evaluate as score
+    from regard.predict import load
+    from regard.run import read_splits
+
+    if split not in ("test", "valid", "train"):
+        raise ConfigError(f"--split is {split!r}, expected test, valid or train.")
+    predictor = load(run, changes or (), device)
+    examples = getattr(read_splits(predictor.config), split)
+    with counting("evaluating") as report:
+        found = score(predictor, examples, predictor.config.evaluate, report)
+    if outputs is not None:
+        replace(outputs, "".join(" ".join(text.splitlines()) + "\n" for text in found.outputs).encode())
+    if as_json:
+        print(json.dumps({"run": str(run), "split": split, **found.tree()}))
+    else:
+        show_evaluation(found)
+
+
+@contextlib.contextmanager
+def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error that counts up."""
+    from rich.progress import Progress
+
+    from regard.console import err
+
+    with Progress(console=err, disable=not err.is_terminal, transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, of: progress.update(task, completed=done, total=of)
+
+
+@app.command()
+def look(run: Run, text: Annotated[str, typer.Argument(help="A source text.")], changes: Changes = None) -> None:
+    """Answer one text and draw where each token of the answer looked.
+
+    Example: `regard look runs/n einundzwanzig`
+    """
+    from regard.console import out
+    from regard.look import alignment, drawn
+    from regard.predict import load
+
+    aligned = alignment(load(run, changes or ()), text)
+    out.print(f"{text} -> {aligned.text}\n", markup=False, soft_wrap=True)
+    out.print(drawn(aligned))
+
+
+def main() -> None:
+    """Run the command line: a RegardError is a message and status 2; anything else is a bug and shows itself."""
+    try:
+        app()
+    except RegardError as error:
+        print(f"regard: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""What people see in the terminal: progress with rate and time left, ledgers, tables of scores."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from regard.config import Config
+from regard.data import Ledger
+from regard.evaluate import Evaluation
+from regard.train import Event
+
+err = Console(stderr=True, highlight=False)
+out = Console(highlight=False)
+
+
+def show_ledgers(ledgers: dict[str, Ledger], say: Callable[[str], None]) -> None:
+    """What became of the data, split by split."""
+    for name, ledger in ledgers.items():
+        if ledger.read:
+            first, *rest = ledger.lines()
+            say(f"{name}: {first}")
+            for line in rest:
+                say(line)
+
+
+def show_facts(facts: dict[str, Any], say: Callable[[str], None]) -> None:
+    """Sizes before training."""
+    both = " / ".join
+    say(
+        f"vocabulary {both(f'{n:,}' for n in facts['vocabulary'])}; tokens {both(f'{n:,}' for n in facts['tokens'])} "
+        f"(source / target); median length {both(map(str, facts['median length']))}, longest "
+        f"{both(map(str, facts['longest']))}; {facts['batches']:,} batches an epoch, {facts['padding']:.1%} padding"
+    )
+
+
+class Training:
+    """Reports a training: a bar in a terminal, a line now and then elsewhere, everything worth keeping in log.txt."""
+
+    def __init__(self, config: Config, run: Path | None, seconds_between_lines: float = 10.0) -> None:
+        self.config, self.run, self.pause = config, run, seconds_between_lines
+        self.progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]:.3f}  {task.fields[speed]:,.0f} tokens/s"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=err,
+            disable=not err.is_terminal,
+        )
+        self.task = self.progress.add_task("", total=config.train.steps, loss=float("nan"), speed=0.0)
+        self.last: tuple[float, float, int] = (time.monotonic(), 0.0, 0)
+        self.tokens, self.loss, self.speed = 0, float("nan"), 0.0
+        self.board = board(run)
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+        if self.board:
+            self.board.close()
+
+    def say(self, text: str) -> None:
+        """A line to the terminal and to the log."""
+        err.print(text, markup=False, soft_wrap=True)
+        if self.run is not None and self.run.is_dir():
+            with (self.run / "log.txt").open("a", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    def __call__(self, event: Event) -> None:
+        """Take one event of the trainer."""
+        match event.kind:
+            case "step":
+                self.step(event)
+            case "sample":
+                self.say(f"  {event.values['source']} -> {event.values['output']} (wanted {event.values['wanted']})")
+            case "validation":
+                figures = ", ".join(
+                    f"{name} {value:.2f}" for name, value in event.values.items() if name != "best_step"
+                )
+                self.say(f"step {event.step:,}: {figures} (at step {event.values['best_step']:,})")
+                self.plot("valid", event)
+
+    def step(self, event: Event) -> None:
+        """Smooth the figures of one update and move the bar."""
+        now = time.monotonic()
+        before, _, _ = self.last
+        values = event.values
+        self.tokens += values["tokens"]
+        smooth = 0.95 if event.step > 1 and self.loss == self.loss else 0.0
+        self.loss = smooth * self.loss + (1 - smooth) * values["loss"]
+        self.progress.update(self.task, completed=event.step, loss=self.loss, speed=self.speed)
+        if now - before >= (1.0 if err.is_terminal else self.pause):
+            self.speed = self.tokens / (now - before)
+            self.last, self.tokens = (now, 0.0, 0), 0
+            if not err.is_terminal:
+                total = self.config.train.steps
+                left = (total - event.step) * values["seconds"] / max(1, event.step)
+                self.say(
+                    f"step {event.step:,}/{total:,}  loss {self.loss:.3f}  {self.speed:,.0f} tokens/s  "
+                    f"{left / 60:.1f} min left"
+                )
+        if event.step % 10 == 0:
+            self.plot("train", event)
+
+    def plot(self, group: str, event: Event) -> None:
+        """Scalars for TensorBoard."""
+        if self.board:
+            for name, value in event.values.items():
+                self.board.add_scalar(f"{group}/{name}", value, event.step)
+
+
+def board(run: Path | None) -> Any:
+    """A TensorBoard writer, if that is installed and there is a run to write to."""
+    if run is None:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(run / "board"))
+
+
+def show_evaluation(found: Evaluation) -> None:
+    """Scores of all examples, then by source length."""
+    names = list(found.metrics)
+    table = Table("source tokens", "examples", *names)
+    for bucket in found.buckets:
+        table.add_row(bucket["length"], f"{bucket['examples']:,}", *(f"{bucket[name]:.2f}" for name in names))
+    table.add_section()
+    table.add_row("all", f"{found.examples:,}", *(f"{found.metrics[name]:.2f}" for name in names), style="bold")
+    out.print(table)
+    for name, signature in found.signatures.items():
+        out.print(f"{name}: {signature}", style="dim", soft_wrap=True, markup=False)

@@ -1,0 +1,42 @@
+"""Shared fixtures: small runs that are trained once."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.config import Config, read
+from regard.run import fit, fresh
+
+torch.set_num_threads(1)
+
+TINY = (
+    "data.examples=300",
+    "data.valid=20",
+    "data.test=30",
+    "data.longest=4",
+    "model.size=16",
+    "model.embedding=8",
+    "train.steps=8",
+    "train.validate_every=4",
+    "train.batch_tokens=128",
+    "train.warmup=4",
+    "decode.beam=2",
+)
+
+
+def tiny(*changes: str) -> Config:
+    """The reverse recipe, too small to learn anything."""
+    return read("reverse", [*TINY, *changes])
+
+
+def train_tiny(folder: Path, *changes: str, report=lambda event: None, **options):
+    config = tiny(*changes)
+    return fit(fresh(config, folder), folder, report, device="cpu", **options)
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    train_tiny(folder)
+    return folder

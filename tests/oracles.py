@@ -1,0 +1,89 @@
+"""Slow and obvious forms of fast things, rivals with the same weights, and the exact numbers to compare them in."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.attention import Attended, Attention
+from regard.models import Steppable
+from regard.text import BOS, EOS, PAD
+
+Module = TypeVar("Module", bound=nn.Module)
+EXACT = {"rtol": 0.0, "atol": 1e-10}
+
+
+@pytest.fixture
+def exact() -> Iterator[None]:
+    """New numbers are 64 bits wide, and the random ones repeat."""
+    torch.manual_seed(7)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def shaken(module: Module) -> Module:
+    """The module with every parameter drawn anew, and no dropout: a bias that begins as zero hides that it is lost."""
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return module.eval()
+
+
+def attend_slowly(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    score: Callable[[Sequence[float], Sequence[float]], float],
+) -> Attended:
+    """`attend`, a number at a time: query (batch, heads, query, size), mask (batch, heads, query, key), a score of two
+    lists of numbers."""
+    contexts, weights = torch.empty(*query.shape[:-1], values.shape[-1]), torch.empty(mask.shape)
+    for b, h, q in itertools.product(*map(range, query.shape[:-1])):
+        asked, seen = query[b, h, q].tolist(), mask[b, h, q].tolist()
+        raised = [math.exp(score(asked, key)) if seen[k] else 0.0 for k, key in enumerate(keys[b, h].tolist())]
+        shares = [one / (sum(raised) or 1.0) for one in raised]
+        columns = values[b, h].mT.tolist()
+        weights[b, h, q] = torch.tensor(shares)
+        contexts[b, h, q] = torch.tensor(
+            [sum(share * value for share, value in zip(shares, column, strict=True)) for column in columns]
+        )
+    return Attended(contexts, weights)
+
+
+def rival(attention: Attention) -> nn.MultiheadAttention:
+    """torch's own layer with the same weights."""
+    theirs = nn.MultiheadAttention(attention.output.in_features, attention.heads, batch_first=True)
+    parts = attention.query, attention.key, attention.value
+    theirs.in_proj_weight = nn.Parameter(torch.cat([part.weight for part in parts]).detach())
+    theirs.in_proj_bias = nn.Parameter(torch.cat([part.bias for part in parts]).detach())
+    theirs.out_proj = attention.output
+    return theirs
+
+
+class Scored(NamedTuple):
+    """One output, without <bos> and <eos>, and what it is ranked by."""
+
+    tokens: list[int]
+    score: float
+
+
+def all_sequences(model: Steppable, source: Tensor, limit: int, alpha: float) -> list[Scored]:
+    """Every output of one source (source,) that has at most `limit` tokens before its <eos>, best first."""
+    found: list[Scored] = []
+
+    def extend(tokens: list[int], total: float, state: object) -> None:
+        logprobs, state = model.step(torch.tensor([tokens[-1] if tokens else BOS]), state)
+        for token, logprob in enumerate(logprobs[0].tolist()):
+            if token == EOS:
+                found.append(Scored(tokens, (total + logprob) / ((5 + len(tokens) + 1) / 6) ** alpha))
+            elif token not in (PAD, BOS) and len(tokens) < limit:
+                extend([*tokens, token], total + logprob, state)
+
+    with torch.inference_mode():
+        extend([], 0.0, model.start(source[None], torch.tensor([len(source)])))
+    return sorted(found, key=lambda output: -output.score)

@@ -1,0 +1,48 @@
+"""The file list, read top to bottom, is the flow: a module imports only those above it."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import regard
+
+SOURCES = Path(regard.__file__).parent
+ORDER = (
+    "errors config text data generate batch mask position attention layers recurrent transformer models loss device "
+    "checkpoint train decode metrics predict evaluate record look run console demo cli"
+).split()
+
+
+def imported(module):
+    for node in ast.walk(ast.parse((SOURCES / f"{module}.py").read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module == "regard":
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("regard."):
+            yield node.module.removeprefix("regard.")
+
+
+def test_every_module_has_its_place():
+    assert {path.stem for path in SOURCES.glob("*.py")} - {"__init__"} == set(ORDER)
+
+
+@pytest.mark.parametrize("module", ORDER)
+def test_imports_point_upward(module):
+    for other in imported(module):
+        assert ORDER.index(other) < ORDER.index(module), f"{module} imports {other}, which comes later"
+
+
+def test_public_names():
+    assert len(regard.__all__) <= 20
+    assert sorted(regard.__all__) == regard.__all__
+    for name in regard.__all__:
+        assert getattr(regard, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = regard.nothing
+
+
+def test_help_and_import_do_not_import_torch():
+    code = "import sys, regard, regard.cli; sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,163 @@
+"""Search against brute force, against itself in other batches, and its limits."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from regard.batch import Pair, collate, source_batch
+from regard.config import DecodeConfig, RNNConfig, TransformerConfig
+from regard.decode import decode, repeats
+from regard.models import Recurrent, State, Transformer
+from regard.text import BOS, EOS, PAD
+
+VOCAB = 7  # four special tokens and three words
+FAMILIES = {
+    "plain rnn": RNNConfig(kind="rnn", cell="rnn", size=6, embedding=5, attention="none", layers=2),
+    "gru": RNNConfig(kind="rnn", cell="gru", size=6, embedding=5, attention="additive"),
+    "lstm": RNNConfig(kind="rnn", cell="lstm", size=6, embedding=5, attention="general", bidirectional=False),
+    "transformer": TransformerConfig(
+        kind="transformer", size=12, feedforward=7, heads=3, encoder_layers=2, decoder_layers=2
+    ),
+    "rotary": TransformerConfig(
+        kind="transformer", size=12, feedforward=7, heads=2, encoder_layers=1, decoder_layers=2, positions="rotary"
+    ),
+    "linear": TransformerConfig(
+        kind="transformer", size=12, feedforward=7, heads=3, encoder_layers=1, decoder_layers=1, positions="linear"
+    ),
+}
+SOURCES = [[4, 5, EOS], [6, EOS], [5, 5, 4, 6, 4, EOS], [4, EOS]]
+
+
+@pytest.fixture(params=FAMILIES)
+def model(request):
+    torch.manual_seed(3)
+    config = FAMILIES[request.param]
+    made = (Recurrent if isinstance(config, RNNConfig) else Transformer)(config, VOCAB, VOCAB).double().eval()
+    with torch.no_grad():  # untrained models hardly care what they read: make them opinionated
+        for parameter in made.parameters():
+            parameter.mul_(3)
+    return made
+
+
+def settings(**changes):
+    return DecodeConfig(**{"max_ratio": 0.0, "max_extra": 3, "length_penalty": 0.6, **changes})
+
+
+def run(model, sources, config, **options):
+    return decode(model, *source_batch(sources), config, **options)
+
+
+def logprobs(model, source, outputs):
+    """log P of every token of every output and of its <eos>, by one forward pass without any cache."""
+    batch = collate([Pair(source, list(tokens)) for tokens in outputs])
+    with torch.no_grad():
+        values = model(batch).log_softmax(-1).gather(-1, batch.answer[..., None]).squeeze(-1)
+    return [row[: len(tokens) + 1].tolist() for row, tokens in zip(values, outputs, strict=True)]
+
+
+def every_output(model, source, longest, alpha):
+    """All outputs there are, best first: the oracle of search."""
+    words = [token for token in range(VOCAB) if token not in (PAD, BOS, EOS)]
+    outputs = [list(o) for length in range(longest + 1) for o in itertools.product(words, repeat=length)]
+    values = logprobs(model, source, outputs)
+    scores = [sum(row) / ((5 + len(row)) / 6) ** alpha for row in values]
+    return sorted(zip(scores, outputs, strict=True), reverse=True)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
+def test_a_wide_beam_is_brute_force(model, alpha):
+    config = settings(beam=200, length_penalty=alpha)
+    for source, hypotheses in zip(SOURCES[:3], run(model, SOURCES[:3], config, best=5), strict=True):
+        wanted = every_output(model, source, 3, alpha)[:5]
+        assert [h.tokens for h in hypotheses] == [tokens for _, tokens in wanted]
+        assert [h.score for h in hypotheses] == pytest.approx([score for score, _ in wanted], abs=1e-9)
+
+
+def test_a_beam_of_one_is_greedy(model):
+    longer = settings(max_extra=9)
+    greedy = run(model, SOURCES, longer.model_copy(update={"beam": 1}))
+    wide = run(model, SOURCES, longer.model_copy(update={"beam": 1}), best=1)
+    from regard import decode as module
+
+    limits = module.Limits(torch.full((len(SOURCES),), 9), torch.full((len(SOURCES), 0), PAD), 0)
+    beam = module.beam_search(model, *source_batch(SOURCES), limits, longer.model_copy(update={"beam": 1}), 1)
+    assert [h[0].tokens for h in greedy] == [h[0].tokens for h in wide] == [h[0].tokens for h in beam]
+
+
+@pytest.mark.parametrize("changes", [{"beam": 1}, {"beam": 3}, {"sample": True, "top_k": 5}, {"beam": 4, "no_repeat": 2}])
+def test_batched_and_padded_is_alone(model, changes):
+    config = settings(max_ratio=1.5, **changes)
+    together = run(model, SOURCES, config, best=2)
+    for source, hypotheses in zip(SOURCES, together, strict=True):
+        (alone,) = run(model, [source], config, best=2)
+        assert [h.tokens for h in alone] == [h.tokens for h in hypotheses]
+        assert [h.score for h in alone] == pytest.approx([h.score for h in hypotheses], abs=1e-9)
+
+
+@pytest.mark.parametrize("changes", [{"beam": 1}, {"beam": 3}, {"sample": True}])
+def test_cached_scores_are_those_of_the_whole_output(model, changes):
+    for source, hypotheses in zip(SOURCES, run(model, SOURCES, settings(**changes), best=1), strict=True):
+        assert hypotheses[0].logprobs == pytest.approx(logprobs(model, source, [hypotheses[0].tokens])[0], abs=1e-9)
+
+
+def test_a_wider_beam_never_scores_worse_than_brute_force_allows(model):
+    for source in SOURCES[:3]:
+        best = every_output(model, source, 3, 0.6)[0][0]
+        for beam in (1, 2, 4):
+            assert run(model, [source], settings(beam=beam))[0][0].score <= best + 1e-5
+
+
+@pytest.mark.parametrize("changes", [{"beam": 1}, {"beam": 3}, {"sample": True}])
+def test_forced_prefix_and_limits(model, changes):
+    config = settings(max_ratio=1.0, max_extra=1, **changes)
+    prefixes = [[5, 6], [], [4, 4, 4], [6]]
+    for source, prefix, hypotheses in zip(SOURCES, prefixes, run(model, SOURCES, config, prefixes=prefixes), strict=True):
+        tokens = hypotheses[0].tokens
+        assert tokens[: len(prefix)] == prefix
+        assert len(tokens) <= max(len(source) + 1, len(prefix))
+        assert not {PAD, BOS, EOS} & set(tokens)
+
+
+def test_no_repeat(model):
+    config = settings(max_extra=12, no_repeat=2, length_penalty=2.0)
+    for hypotheses in run(model, SOURCES, config, best=3):
+        for hypothesis in hypotheses:
+            grams = list(itertools.pairwise(hypothesis.tokens))
+            assert len(grams) == len(set(grams))
+    assert repeats([4, 5, 4], 2) == [5]
+    assert repeats([4, 5, 6, 4, 5], 3) == [6]
+    assert repeats([4], 3) == []
+    assert repeats([4, 5], 1) == [4, 5]
+
+
+class Coin:
+    """A model of two words whose next-token distribution is given."""
+
+    def __init__(self, probabilities):
+        self.logprobs = torch.full((VOCAB,), -math.inf)
+        for token, probability in probabilities.items():
+            self.logprobs[token] = math.log(probability)
+
+    def start(self, source, lengths):
+        return State(source, source)
+
+    def step(self, tokens, state):
+        return self.logprobs.expand(len(tokens), -1).clone(), state
+
+
+def test_sampling_draws_from_the_distribution():
+    coin = Coin({4: 0.5, 5: 0.3, EOS: 0.2})
+    drawn = run(coin, [[4, EOS]], settings(sample=True, max_extra=1), best=4000)[0]
+    share = sum(h.tokens == [4] for h in drawn) / len(drawn)
+    assert share == pytest.approx(0.5, abs=0.03)
+    again = run(coin, [[4, EOS]], settings(sample=True, max_extra=1), best=5)[0]
+    assert [h.tokens for h in again] == [h.tokens for h in drawn[:5]]
+
+
+def test_temperature_and_cuts_narrow_the_draw():
+    coin = Coin({4: 0.5, 5: 0.3, EOS: 0.2})
+    for changes, allowed in (({"top_k": 1}, {4}), ({"top_p": 0.6}, {4, 5}), ({"temperature": 0.01}, {4})):
+        drawn = run(coin, [[4, EOS]], settings(sample=True, max_extra=1, **changes), best=300)[0]
+        assert {token for h in drawn for token in h.tokens} == allowed

@@ -1,0 +1,156 @@
+"""Dropout, embeddings, files of vectors, the output layer."""
+
+import gzip
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from regard.errors import DataError
+from regard.layers import Dropout, Output, embedding, load_vectors
+
+# --- dropout ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.3, 0.5, 0.9])
+def test_dropout_drops_its_share_and_scales_the_rest_exactly(probability):
+    torch.manual_seed(7)
+    share = round(probability * 256) / 256
+    dropped = Dropout(probability)(torch.ones(125_003, 8, dtype=torch.float64))
+    assert dropped.unique().tolist() == [0, 1 / (1 - share)]
+    lanes = (dropped == 0).double().mean(0)  # the eight elements that one random number decides
+    assert_close(lanes, torch.full_like(lanes, share), rtol=0, atol=5 * (share * (1 - share) / 125_003) ** 0.5)
+    pairs = torch.corrcoef((dropped == 0).double().T) - torch.eye(8, dtype=torch.float64)
+    assert pairs.abs().max() < 5 / 125_003**0.5
+
+
+def test_dropout_rests_when_not_training_or_at_zero():
+    x, before = torch.randn(3, 5), torch.get_rng_state()
+    assert Dropout(0.5).eval()(x) is x
+    assert Dropout(0.0)(x) is x
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_gradient_drops_what_was_dropped():
+    x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
+    dropped = Dropout(0.5)(x)
+    dropped.sum().backward()
+    assert torch.equal(dropped, x * x.grad)
+    assert 0 < (x.grad == 0).sum() < x.numel()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (8,), (3, 5, 7)])
+def test_dropout_takes_any_shape(shape):
+    assert Dropout(0.5)(torch.ones(shape)).shape == shape
+    assert Dropout(0.5)(torch.ones(*shape, 2).movedim(-1, 0)).shape == (2, *shape)
+
+
+def test_dropout_follows_the_seed():
+    drop, x = Dropout(0.5), torch.ones(101)
+    first, second = drop(x), drop(x)
+    assert not torch.equal(first, second)
+    repeats = [torch.manual_seed(7) and drop(x) for _ in range(2)]
+    assert torch.equal(*repeats)
+
+
+@pytest.mark.xfail(strict=True, reason="a probability above 511/512 rounds to 1, and 0 remains to be scaled")
+def test_dropout_takes_any_share_below_one():
+    assert Dropout(0.999)(torch.ones(101)).isfinite().all()
+
+
+# --- embedding and output --------------------------------------------------------------------------------------------
+
+
+def test_rows_of_an_embedding_have_a_length_of_about_one():
+    torch.manual_seed(7)
+    assert (embedding(11, 1009).weight.norm(dim=-1) - 1).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_output_is_a_product_with_its_own_or_the_embedding_matrix(tied):
+    table, hidden = embedding(7, 5), torch.randn(2, 3, 5)
+    output = Output(7, 5, table if tied else None)
+    assert (output.weight is table.weight) == tied
+    assert not output.bias.any()
+    nn.init.normal_(output.bias)
+    assert_close(output(hidden), hidden @ output.weight.T + output.bias)
+
+
+# --- files of vectors ------------------------------------------------------------------------------------------------
+
+WORDS = {"a": 2, "new york": 0, "4": 1}
+ROWS = [[3.0, 4.5], [5.0, -6.0], [1.0, 2e-3]]
+LINES = ["a 1 2e-3", "unheard 7 8", "new york 3 4.5", "4 5 -6"]
+
+
+def loaded(folder, text, freeze=False, size=2):
+    """How many rows were filled from a file with this text, and the table of three."""
+    path, table = folder / "vectors.txt", embedding(3, size)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return load_vectors(table, str(path), WORDS.get, freeze=freeze), table
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join(LINES),  # GloVe
+        "4 2\n" + "\n".join(LINES) + "\n",  # word2vec
+        "4 2\n" + " \n".join(LINES) + " \n",  # fastText
+        "\r\n".join(LINES) + "\r\n",
+        gzip.compress("\n".join(LINES).encode()),
+    ],
+    ids=["glove", "word2vec", "fasttext", "windows", "gzip"],
+)
+def test_vectors_load_in_every_form(tmp_path, text):
+    filled, table = loaded(tmp_path, text)
+    assert filled == 3
+    assert_close(table.weight.detach(), torch.tensor(ROWS))
+
+
+def test_a_word_without_a_vector_keeps_its_row(tmp_path):
+    torch.manual_seed(7)
+    before = embedding(3, 2).weight[:2]
+    torch.manual_seed(7)
+    filled, table = loaded(tmp_path, LINES[0])
+    assert filled == 1
+    assert torch.equal(table.weight[:2], before)
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_frozen_vectors_do_not_learn(tmp_path, freeze):
+    _, table = loaded(tmp_path, LINES[0], freeze)
+    assert table.weight.requires_grad != freeze
+
+
+NARROW = r"vectors\.txt:{} has vectors of {} numbers, but the embedding is 2 wide\. Set the model's embedding size to"
+WIDE_BUG = pytest.mark.xfail(strict=True, reason="numbers beyond the width are taken for parts of the word")
+LINE_BUG = pytest.mark.xfail(strict=True, reason="splitlines cuts at characters that occur inside words")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a 1", NARROW.format(1, 1)),
+        ("a 1 2\nb 3", NARROW.format(2, 1)),
+        pytest.param("a 1 2 3\n4 4 5 6", NARROW.format(1, 3), marks=WIDE_BUG),
+        pytest.param("2 3\na 1 2 3\n4 4 5 6", NARROW.format(r"\d", 3), marks=WIDE_BUG),
+        ("b 1 2", r"no word of .*vectors\.txt is in the vocabulary: nothing was loaded\. Is it the same language and"),
+        ("a 1 2\n4 1 x", r"vectors\.txt:2 is not a word and 2 numbers: could not convert string to float: 'x'\."),
+        ("", r"vectors\.txt is empty\."),
+    ],
+)
+def test_a_file_that_cannot_serve_is_explained(tmp_path, text, message):
+    with pytest.raises(DataError, match=message):
+        loaded(tmp_path, text)
+
+
+def test_a_file_that_does_not_exist_is_explained(tmp_path):
+    with pytest.raises(DataError, match=r"vectors\.txt does not exist\."):
+        load_vectors(embedding(3, 2), str(tmp_path / "vectors.txt"), WORDS.get, freeze=False)
+
+
+@LINE_BUG
+@pytest.mark.parametrize("word", ["\x85", "\u2028", "x\x1cy"])
+def test_a_line_ends_where_the_file_says_so(tmp_path, word):
+    assert loaded(tmp_path, "\n".join([f"{word} 7 8", *LINES]))[0] == 3

@@ -1,0 +1,254 @@
+"""Learning: the right loss, exact resuming, whole checkpoints, clear stops."""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from conftest import TINY, tiny, train_tiny
+
+from regard.batch import Pair, collate, epoch
+from regard.checkpoint import load_state, load_tensors
+from regard.config import TrainConfig, changed
+from regard.errors import TrainError
+from regard.predict import load
+from regard.run import build_model, fit, fresh, prepare, resumed
+from regard.train import Event, batches, learn, optimizer_of, rate, train
+
+VARIANTS = {
+    "rnn": ("model.layers=2",),
+    "transformer": (
+        'model={kind="transformer", size=16, feedforward=8, heads=2, encoder_layers=1, decoder_layers=1}',
+        "train.average=2",
+        "train.accumulate=2",
+    ),
+}
+
+
+def settings(name):
+    """The changes of a variant; a Transformer has other settings than the recipe's RNN."""
+    changes = [c for c in TINY if name == "rnn" or not c.startswith("model.")]
+    return [*changes, *VARIANTS[name]]
+
+
+def config_of(name):
+    from regard.config import checked, merge, parse, recipes
+
+    tree = parse(recipes()["reverse"]).model_dump(exclude_none=True)
+    return checked(merge(tree, settings(name)), "test")
+
+
+def assert_same_run(left, right):
+    """Weights, optimizer and random state are equal bit for bit."""
+    a, b = load_state(left)[0], load_state(right)[0]
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+    one, two = load_tensors(left / "model.safetensors"), load_tensors(right / "model.safetensors")
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("stop_at", [3, 4, 7])
+def test_stopping_and_resuming_changes_nothing(tmp_path, name, stop_at):
+    config = config_of(name)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    fit(fresh(config, whole), whole, lambda event: None, device="cpu")
+    steps = []
+    fit(fresh(config, parts), parts, lambda e: steps.append(e.step), device="cpu", stop=lambda: max(steps, default=0) >= stop_at)
+    assert load_state(parts)[1]["step"] == stop_at
+    torch.manual_seed(99)  # whatever happens between
+    fit(resumed(parts), parts, lambda event: None, device="cpu")
+    assert_same_run(whole, parts)
+    logged = [json.loads(line) for line in (parts / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in logged if line["kind"] == "step"] == list(range(1, 9))
+
+
+def test_accumulated_gradients_are_those_of_one_large_batch():
+    config = tiny("model.dropout=0.0")
+    prepared = prepare(config)
+    pairs = prepared.pairs[:12]
+    both = []
+    for groups in ([pairs], [pairs[:3], pairs[3:4], pairs[4:]]):
+        model = build_model(prepared).double()
+        loss = learn(model, [collate(group) for group in groups], config.train, torch.float32)
+        both.append((loss, {name: p.grad for name, p in model.named_parameters()}))
+    (one, whole), (many, parts) = both
+    assert one.tokens == many.tokens
+    assert float(one.total) == pytest.approx(float(many.total))
+    for name, gradient in whole.items():
+        torch.testing.assert_close(parts[name], gradient, atol=1e-12, rtol=1e-10)
+
+
+def test_learning_rates():
+    config = TrainConfig(rate=0.5, warmup=4, steps=20, schedule="inverse sqrt")
+    assert [rate(step, config) for step in (1, 2, 4, 16)] == [0.125, 0.25, 0.5, 0.25]
+    cosine = config.model_copy(update={"schedule": "cosine"})
+    assert rate(4, cosine) == 0.5
+    assert rate(12, cosine) == pytest.approx(0.25)
+    assert rate(20, cosine) == pytest.approx(0.0)
+    assert rate(17, config.model_copy(update={"schedule": "constant"})) == 0.5
+
+
+def test_batches_start_anywhere():
+    pairs = [Pair([4] * (i % 5 + 1), [5] * (i % 3 + 1)) for i in range(40)]
+    config = TrainConfig(batch_tokens=12, accumulate=3)
+    stream = batches(pairs, config, 0)
+    first = [next(stream) for _ in range(30)]
+    assert len(epoch(pairs, 12, 1, 0)) < 3 * 30  # several epochs
+    for start in (0, 1, 7, 19):
+        later = next(batches(pairs, config, start))
+        for left, right in zip(first[start], later, strict=True):
+            assert torch.equal(left.source, right.source)
+
+
+def test_adam_equals_the_formula():
+    config = TrainConfig(rate=0.1, betas=(0.9, 0.98))
+    model = build_model(prepare(tiny()))
+    optimizer = optimizer_of(model, config)
+    assert optimizer.defaults["betas"] == (0.9, 0.98)
+    assert optimizer.defaults["fused"]
+    before = model.output.bias.detach().clone()
+    model.output.bias.grad = torch.full_like(before, 0.3)
+    optimizer.step()
+    torch.testing.assert_close(model.output.bias, before - 0.1, atol=1e-6, rtol=0)  # the first step is the rate
+
+
+def test_a_loss_that_is_not_a_number_stops_with_advice(tmp_path):
+    prepared = fresh(tiny(), tmp_path / "run")
+    model = build_model(prepared)
+    with torch.no_grad():
+        model.output.bias[5] = math.nan
+    with pytest.raises(TrainError, match=r"loss at step 1 is nan .*batch of \(\d+, \d+\).*smaller train.rate"):
+        train(
+            model,
+            prepared.pairs,
+            prepared.config.train,
+            tmp_path / "run",
+            validate=lambda model: {"exact": 0.0},
+            better=lambda new, old: new > old,
+            report=lambda event: None,
+        )
+
+
+def test_patience_ends_training_and_the_best_is_kept(tmp_path):
+    prepared = fresh(tiny("train.steps=100", "train.validate_every=2", "train.patience=2"), tmp_path / "run")
+    scores = iter([5.0, 9.0, 7.0, 8.0])
+    progress = train(
+        build_model(prepared),
+        prepared.pairs,
+        prepared.config.train,
+        tmp_path / "run",
+        validate=lambda model: {"exact": next(scores)},
+        better=lambda new, old: new > old,
+        report=lambda event: None,
+    )
+    assert (progress.step, progress.best, progress.best_step) == (8, 9.0, 4)
+
+
+def test_the_kept_model_is_the_mean_of_the_last_checkpoints(tmp_path):
+    seen = []
+    prepared = fresh(tiny("train.average=2", "train.validate_every=2"), tmp_path / "run")
+
+    def validate(model):
+        seen.append({name: p.detach().clone() for name, p in model.named_parameters()})
+        return {"exact": float(len(seen))}
+
+    raw = []
+
+    def report(event: Event):
+        if event.kind == "saved":
+            raw.append(load_state(tmp_path / "run")[0])
+
+    train(
+        build_model(prepared), prepared.pairs, prepared.config.train, tmp_path / "run",
+        validate=validate, better=lambda new, old: new > old, report=report,
+    )  # fmt: skip
+    for name, tensor in load_tensors(tmp_path / "run" / "model.safetensors").items():
+        torch.testing.assert_close(tensor, (raw[-1][f"model.{name}"] + raw[-2][f"model.{name}"]) / 2)
+        assert torch.equal(tensor, seen[-1][name])
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 2
+
+
+def test_validation_decodes_and_shows_samples(tmp_path):
+    events = []
+    train_tiny(tmp_path / "run", report=events.append)
+    kinds = [event.kind for event in events]
+    assert kinds.count("validation") == 2
+    assert kinds.count("sample") == 6
+    assert kinds[-1] == "done"
+    assert set(events[kinds.index("validation")].values) >= {"exact", "best", "best_step"}
+
+
+def test_frozen_vectors_stay(tmp_path):
+    vectors = tmp_path / "vectors.txt"
+    vectors.write_text("".join(f"{letter} {' '.join(['0.5'] * 8)}\n" for letter in "abc"))
+    run = tmp_path / "run"
+    changes = (f"model.source_vectors={vectors}", "model.freeze_vectors=true")
+    train_tiny(run, *changes)
+    predictor = load(run)
+    rows = [predictor.source.find(letter) for letter in "abc"]
+    assert torch.equal(predictor.model.source_embedding.weight[rows], torch.full((3, 8), 0.5))
+
+
+COMMAND = (sys.executable, "-m", "regard.cli")
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_exactly(tmp_path):
+    """SIGKILL at 20 random instants: no half-written run is ever loaded, and the end is the same bit for bit."""
+    changes = [*TINY, "train.steps=400", "train.validate_every=40", "train.save_every=5", "train.average=3"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    config = changed(tiny(), [change for change in changes if change.startswith("train.")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    options = [part for change in changes for part in ("--set", change)]
+    subprocess.run([*COMMAND, "train", "reverse", "--run", whole, *options], check=True, env=environment)
+    start = [*COMMAND, "train", "reverse", "--run", parts, *options]
+    dice, kills = random.Random(7), 0
+    fresh(config, parts)
+    start = [*COMMAND, "train", "--resume", parts]
+    while kills < 20:
+        process = subprocess.Popen(start, env=environment, stderr=subprocess.DEVNULL)
+        reached = (load_state(parts) or (None, {"step": 0}))[1]["step"]
+        while process.poll() is None:  # wait until it has begun to save, then strike at a random instant
+            state = load_state_or_none(parts)
+            if state is not None and state > reached:
+                break
+            time.sleep(0.01)
+        time.sleep(dice.random() * 0.3)
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+        load_state(parts)
+    assert kills == 20, f"the run ended after {kills} kills: make it longer"
+    subprocess.run([*COMMAND, "train", "--resume", parts], check=True, env=environment)
+    assert_same_run(whole, parts)
+
+
+def load_state_or_none(run):
+    """The newest saved step, while another process may be replacing it."""
+    steps = [int(path.name) for path in (run / "state").glob("[0-9]*")]
+    return max(steps, default=None)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
+    options = [part for change in (*TINY, "train.steps=100000") for part in ("--set", change)]
+    process = subprocess.Popen(
+        [*COMMAND, "train", "reverse", "--run", tmp_path / "run", *options], stderr=subprocess.PIPE, text=True
+    )
+    while not load_state_or_none(tmp_path / "run"):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert f"Go on with: regard train --resume {tmp_path / 'run'}" in said
+    assert load_state(tmp_path / "run")[1]["step"] > 0
