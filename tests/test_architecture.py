@@ -10,10 +10,35 @@ import pytest
 import regard
 
 SOURCES = Path(regard.__file__).parent
-ORDER = (
-    "errors config text data generate batch mask position attention layers recurrent transformer models loss device "
-    "checkpoint train decode metrics predict evaluate record look run console demo cli"
-).split()
+ORDER = [
+    "errors",
+    "config",
+    "text",
+    "data",
+    "generate",
+    "batch",
+    "mask",
+    "position",
+    "attention",
+    "layers",
+    "recurrent",
+    "transformer",
+    "models",
+    "loss",
+    "device",
+    "checkpoint",
+    "train",
+    "decode",
+    "metrics",
+    "predict",
+    "evaluate",
+    "record",
+    "look",
+    "run",
+    "console",
+    "demo",
+    "cli",
+]
 
 
 def imported(module):

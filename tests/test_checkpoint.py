@@ -153,7 +153,6 @@ def test_average_is_the_mean_of_the_files(tmp_path):
     assert [path.read_bytes() for path in paths] == before
 
 
-@pytest.mark.xfail(strict=True, raises=FileExistsError, reason="the folder is made before failures are watched for")
 def test_weights_without_a_folder_are_refused(saved):
     model, path = saved
     refusal(checkpoint.save_weights, path / "inside.safetensors", checkpoint.weights(model), 1)

@@ -86,7 +86,9 @@ def test_a_beam_of_one_is_greedy(model):
     assert [h[0].tokens for h in greedy] == [h[0].tokens for h in wide] == [h[0].tokens for h in beam]
 
 
-@pytest.mark.parametrize("changes", [{"beam": 1}, {"beam": 3}, {"sample": True, "top_k": 5}, {"beam": 4, "no_repeat": 2}])
+@pytest.mark.parametrize(
+    "changes", [{"beam": 1}, {"beam": 3}, {"sample": True, "top_k": 5}, {"beam": 4, "no_repeat": 2}]
+)
 def test_batched_and_padded_is_alone(model, changes):
     config = settings(max_ratio=1.5, **changes)
     together = run(model, SOURCES, config, best=2)
@@ -113,7 +115,9 @@ def test_a_wider_beam_never_scores_worse_than_brute_force_allows(model):
 def test_forced_prefix_and_limits(model, changes):
     config = settings(max_ratio=1.0, max_extra=1, **changes)
     prefixes = [[5, 6], [], [4, 4, 4], [6]]
-    for source, prefix, hypotheses in zip(SOURCES, prefixes, run(model, SOURCES, config, prefixes=prefixes), strict=True):
+    for source, prefix, hypotheses in zip(
+        SOURCES, prefixes, run(model, SOURCES, config, prefixes=prefixes), strict=True
+    ):
         tokens = hypotheses[0].tokens
         assert tokens[: len(prefix)] == prefix
         assert len(tokens) <= max(len(source) + 1, len(prefix))

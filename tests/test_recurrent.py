@@ -4,10 +4,10 @@ import pytest
 import torch
 from oracles import EXACT, shaken
 from oracles import exact as exact
+from pydantic import ValidationError
 from torch.testing import assert_close
 
 from regard.config import RNNConfig
-from regard.errors import ConfigError
 from regard.recurrent import NETWORKS, Decoder, Encoder
 
 pytestmark = pytest.mark.usefixtures("exact")
@@ -59,9 +59,8 @@ def test_the_last_state_of_each_direction_is_at_its_own_end():
 
 
 def test_two_directions_need_an_even_size():
-    with pytest.raises(ConfigError, match=r"^model\.size is 7: an even number is needed for two directions\.$"):
-        Encoder(settings(size=7))
-    Encoder(settings(size=7, bidirectional=False))
+    with pytest.raises(ValidationError, match="size 7 is odd, and a bidirectional encoder gives half to each"):
+        RNNConfig(kind="rnn", size=7)
 
 
 def test_dropout_stands_between_layers_alone():

@@ -61,7 +61,13 @@ def test_stopping_and_resuming_changes_nothing(tmp_path, name, stop_at):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     fit(fresh(config, whole), whole, lambda event: None, device="cpu")
     steps = []
-    fit(fresh(config, parts), parts, lambda e: steps.append(e.step), device="cpu", stop=lambda: max(steps, default=0) >= stop_at)
+    fit(
+        fresh(config, parts),
+        parts,
+        lambda e: steps.append(e.step),
+        device="cpu",
+        stop=lambda: max(steps, default=0) >= stop_at,
+    )
     assert load_state(parts)[1]["step"] == stop_at
     torch.manual_seed(99)  # whatever happens between
     fit(resumed(parts), parts, lambda event: None, device="cpu")

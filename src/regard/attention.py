@@ -96,8 +96,8 @@ def attend(
 def context(query: Tensor, memory: Memory, mask: Tensor | None, score: Score) -> Tensor:
     """The context alone, by whichever equal form is faster. This is the one place that chooses.
 
-    With a gradient or on short keys the plain product wins on a CPU (docs/log.md has the figures); torch's fused
-    kernel wins on accelerators and for long keys. It takes no blind query, so those are blanked after it.
+    At the lengths of sentences the plain product wins on a CPU (docs/log.md has the figures); torch's fused kernel wins
+    on accelerators and for long keys. Not all of its forms give a blind query zeros, so those are blanked after it.
     """
     keys, values = memory
     if score is scaled_dot and (query.is_cuda or (keys.shape[-2] > 256 and query.shape[-2] > 1)):

@@ -33,8 +33,9 @@ Tensors = dict[str, Tensor]
 
 def replace(path: Path, data: bytes) -> None:
     """Write a file beside its place and rename it: readers see the old one or the new one, whole."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".{path.name}.part")
     with saving(path, lambda: beside.unlink(missing_ok=True)):
+        path.parent.mkdir(parents=True, exist_ok=True)
         flush(beside, data)
         os.replace(beside, path)
 
@@ -67,7 +68,6 @@ def weights(model: nn.Module) -> Tensors:
 
 def save_weights(path: Path, tensors: Tensors, step: int) -> None:
     """Save weights with the step they are of."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     replace(path, save(tensors, metadata={"format": "pt", "step": str(step)}))
 
 
@@ -140,13 +140,13 @@ def load_vocabularies(run: Path) -> tuple[Vocabulary, Vocabulary | None]:
 def save_state(run: Path, step: int, tensors: Tensors, facts: dict[str, Any]) -> None:
     """Save all that resuming needs, then let go of what was saved before."""
     folder = run / "state"
-    place, beside = folder / f"{step:09d}", folder / f".{step:09d}.{os.getpid()}"
+    place, beside = folder / f"{step:09d}", folder / f".{step:09d}.part"
+    if place.exists():  # saved already, and whole: as when Ctrl-C comes right behind a save
+        return
     with saving(place, lambda: shutil.rmtree(beside, ignore_errors=True)):
         beside.mkdir(parents=True, exist_ok=True)
         flush(beside / "state.safetensors", save(tensors))
         flush(beside / "state.json", json.dumps(facts).encode())
-        if place.exists():  # the same step again, as after Ctrl-C right behind a save
-            shutil.rmtree(place)
         os.replace(beside, place)
     for other in folder.iterdir():
         if other.name != place.name:

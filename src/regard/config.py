@@ -66,9 +66,9 @@ class TableData(FileData):
     train: Paths
     valid: Paths = ()
     test: Paths = ()
-    source: str | int = 0
+    source: str | Annotated[int, Field(ge=0)] = 0
     """A column: its number from 0 (the file has no header), or its name (the first row is a header)."""
-    target: str | int = 1
+    target: str | Annotated[int, Field(ge=0)] = 1
     """As `source`."""
 
 
@@ -102,6 +102,12 @@ class ReverseData(GeneratedData):
     longest: Count = 12
     letters: Annotated[int, Field(ge=2, le=26)] = 26
 
+    @model_validator(mode="after")
+    def shortest_is_not_longer(self) -> "ReverseData":
+        if self.shortest > self.longest:
+            raise ValueError(f"shortest {self.shortest} is more than longest {self.longest}")
+        return self
+
 
 class NumbersData(GeneratedData):
     """Number words of a language, and their digits."""
@@ -117,10 +123,16 @@ class DatesData(GeneratedData):
     """Dates as people write them, and as ISO 8601."""
 
     kind: Literal["dates"]
-    languages: tuple[str, ...] = ("en", "de", "ko", "fr", "es")
+    languages: Annotated[tuple[str, ...], Field(min_length=1)] = ("en", "de", "ko", "fr", "es")
     """Locales of babel."""
-    first_year: Annotated[int, Field(ge=1)] = 1900
-    last_year: Annotated[int, Field(le=9999)] = 2099
+    first_year: Annotated[int, Field(ge=1, le=9999)] = 1900
+    last_year: Annotated[int, Field(ge=1, le=9999)] = 2099
+
+    @model_validator(mode="after")
+    def first_year_is_not_later(self) -> "DatesData":
+        if self.first_year > self.last_year:
+            raise ValueError(f"first_year {self.first_year} is after last_year {self.last_year}")
+        return self
 
 
 Data = Annotated[
@@ -178,11 +190,17 @@ class RNNConfig(EmbeddedConfig):
     kind: Literal["rnn"]
     cell: Literal["rnn", "gru", "lstm"] = "gru"
     size: Count = 256
-    """Of the states; a bidirectional encoder has twice as much."""
+    """Of the states; a bidirectional encoder gives half of it to each direction."""
     embedding: Count = 256
     layers: Count = 1
     bidirectional: bool = True
     attention: Literal["none", "dot", "scaled dot", "general", "additive"] = "additive"
+
+    @model_validator(mode="after")
+    def directions_divide_size(self) -> "RNNConfig":
+        if self.bidirectional and self.size % 2:
+            raise ValueError(f"size {self.size} is odd, and a bidirectional encoder gives half to each direction")
+        return self
 
 
 class TransformerConfig(EmbeddedConfig):
@@ -231,8 +249,8 @@ class TrainConfig(Settings):
     """Updates over which the rate grows from zero to its peak."""
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    clip: Annotated[float, Field(gt=0)] | None = 1.0
-    """Largest norm of the gradient."""
+    clip: Annotated[float, Field(gt=0)] = 1.0
+    """Largest norm of the gradient; inf does not clip."""
     smoothing: Share = 0.1
     """Label smoothing."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -247,7 +265,7 @@ class TrainConfig(Settings):
     """Updates between saves of the resumable state, beside those at validations."""
     patience: Count | None = None
     """Validations without a better score before training stops early."""
-    seed: int = 1
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
 
 
 class DecodeConfig(Settings):
@@ -267,7 +285,7 @@ class DecodeConfig(Settings):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     top_k: Count | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    seed: int = 1
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
 
 
 Metric = Literal["bleu", "chrf", "ter", "exact", "accuracy", "wer", "per", "perplexity"]
@@ -349,7 +367,8 @@ def merge(tree: dict[str, Any], changes: Iterable[str]) -> dict[str, Any]:
         if not equals or not name.strip():
             raise ConfigError(f"--set {change} is not of the form name=value, as in --set train.steps=200.")
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
+            parsed = tomllib.loads(f"value = {text}")
+            value = parsed["value"] if len(parsed) == 1 else text
         except tomllib.TOMLDecodeError:
             value = text
         *groups, last = name.strip().split(".")
@@ -380,16 +399,16 @@ def frozen(value: Any) -> Any:
 
 def complaint(problem: Any) -> str:
     """One pydantic problem in our words."""
-    group, names = fields_at(problem["loc"])
-    name = ".".join(group)
+    place, fields, inside = place_of(problem["loc"])
+    name = ".".join(place)
     match problem["type"]:
         case "extra_forbidden":
-            wrong = group[-1]
-            return f"unknown setting {name}.{suggestion(wrong, names, '.'.join(group[:-1]))}"
+            return f"unknown setting {name}.{suggestion(place[-1], fields, '.'.join(place[:-1]))}"
         case "missing":
             return f"setting {name} is missing."
         case "union_tag_not_found":
-            return f"setting {name}.kind is missing. Choose one of {problem['ctx'].get('discriminator', 'kind')}."
+            kinds = [kind for model in inside for kind in typing.get_args(model.model_fields["kind"].annotation)]
+            return f"setting {name}.kind is missing. Choose one of {', '.join(map(repr, kinds))}."
         case "union_tag_invalid":
             return f"{name}.kind is {problem['ctx']['tag']!r}, expected one of {problem['ctx']['expected_tags']}."
         case "value_error":
@@ -397,23 +416,26 @@ def complaint(problem: Any) -> str:
     return f"setting {name} is {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}."
 
 
-def fields_at(location: tuple[Any, ...]) -> tuple[list[str], list[str]]:
-    """The dotted place without the union tags that pydantic adds, and the field names of its group."""
+def place_of(location: tuple[Any, ...]) -> tuple[list[str], list[str], list[type[BaseModel]]]:
+    """The dotted place without the union members that pydantic names, the fields beside it, the models inside it."""
     place: list[str] = []
-    group: Any = Config
-    names: list[str] = []
+    models: list[type[BaseModel]] = [Config]
+    fields: dict[str, type[BaseModel]] = {}
     for part in location:
-        candidates = list(models_of(group))
-        fields = {name: model for model in candidates for name in model.model_fields}
-        if isinstance(part, str) and part not in fields and len(candidates) > 1:
-            tagged = [m for m in candidates if part in typing.get_args(m.model_fields["kind"].annotation)]
-            if tagged:
-                group = tagged[0]
+        here = {name: model for model in models for name in model.model_fields}
+        if isinstance(part, str) and part not in here:
+            tagged = [
+                m for m in models if part in typing.get_args(getattr(m.model_fields.get("kind"), "annotation", 0))
+            ]
+            if len(models) > 1 and tagged:
+                models = tagged
                 continue
-        names = list(fields)
+            if place and not models:  # a member of a union of plain types
+                continue
         place.append(str(part))
-        group = fields[part].model_fields[part].annotation if part in fields else None
-    return place, names
+        fields = here
+        models = list(models_of(here[part].model_fields[part].annotation)) if part in here else []
+    return place, list(fields), models
 
 
 def models_of(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -1,8 +1,8 @@
 """Files -> examples, with a ledger of what became of every line.
 
 Nothing is dropped in silence: the ledger says how many examples were read, kept and dropped, why, and at which lines.
-A byte order mark and CRLF are taken off; a blank line at the end of a file is no example; a blank side anywhere else
-is dropped as `empty`; a line that is not UTF-8 is dropped as `undecodable`.
+A byte order mark and CRLF are taken off; blank lines at the end are no examples; a blank side anywhere else is dropped
+as `empty`; a line that is not UTF-8 is dropped as `undecodable`.
 """
 
 import csv
@@ -10,7 +10,8 @@ import gzip
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,7 +76,7 @@ def read_files(settings: FileData) -> Splits:
     if not splits["train"]:
         raise DataError(f"the training data holds no example. {'; '.join(ledgers['train'].lines())}")
     for name, count in (("valid", settings.cut_valid), ("test", settings.cut_test)):
-        if count and not splits[name]:
+        if count and not getattr(settings, name):
             splits["train"], splits[name] = cut(splits["train"], count, name)
             ledgers[name].read = ledgers[name].kept = len(splits[name])
             ledgers["train"].kept -= len(splits[name])
@@ -144,13 +145,26 @@ def content(path: str, obtain: str = "") -> bytes:
         raise DataError(f"{path} does not exist.{hint}") from error
     except IsADirectoryError as error:
         raise DataError(f"{path} is a directory, expected a file.") from error
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path} is damaged gzip data: {error}. Fetch it again.{hint}") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
     if not raw.strip():
         raise DataError(f"{path} is empty.{hint}")
     return raw
+
+
+def blank(line: str | None) -> bool:
+    """Whether a line is readable and says nothing."""
+    return line is not None and not line.strip()
+
+
+def filled(path: str, obtain: str) -> list[str | None]:
+    """As `lines`, without blank ones at the end."""
+    found = lines(path, obtain)
+    while found and blank(found[-1]):
+        found.pop()
+    return found
 
 
 def decoded(line: bytes) -> str | None:
@@ -169,6 +183,11 @@ def parallel(sides: Sides, obtain: str) -> Iterator[Example | tuple[str, str]]:
         )
     for left, right in zip(sides.source, sides.target, strict=True):
         sources, targets = lines(left, obtain), lines(right, obtain)
+        shorter = min(len(sources), len(targets))
+        while shorter and blank(sources[shorter - 1]) and blank(targets[shorter - 1]):
+            shorter -= 1
+        if all(map(blank, sources[shorter:])) and all(map(blank, targets[shorter:])):
+            del sources[shorter:], targets[shorter:]
         if len(sources) != len(targets):
             raise DataError(
                 f"{left} has {len(sources):,} lines but {right} has {len(targets):,}: "
@@ -195,7 +214,7 @@ def table(path: str, settings: TableData) -> Iterator[Example | tuple[str, str]]
         elif row is None:
             yield "undecodable", where
         elif len(row) <= max(columns):
-            if row in ([], [""]):
+            if not any(cell.strip() for cell in row):
                 yield "empty", where
                 continue
             wanted = max(columns) + 1
@@ -214,15 +233,15 @@ def column(wanted: str | int, header: list[str] | None, path: str) -> int:
 
 
 def tsv_rows(path: str, obtain: str) -> Iterator[tuple[int, list[str] | None]]:
-    for number, line in enumerate(lines(path, obtain), 1):
+    for number, line in enumerate(filled(path, obtain), 1):
         yield number, None if line is None else line.split("\t")
 
 
 def csv_rows(path: str, obtain: str) -> Iterator[tuple[int, list[str] | None]]:
     """Rows of a CSV file: a quoted field may hold line ends, so lines cannot be decoded one by one; a byte that is
     not UTF-8 becomes a lone surrogate, and its row counts as undecodable."""
-    text = content(path, obtain).decode("utf-8-sig", "surrogateescape")
-    reader = csv.reader(io.StringIO(text, newline=""))
+    text = content(path, obtain).decode("utf-8-sig", "surrogateescape").rstrip() + "\n"
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     number = 1
     try:
         for row in reader:
@@ -235,7 +254,7 @@ def csv_rows(path: str, obtain: str) -> Iterator[tuple[int, list[str] | None]]:
 
 def records(path: str, settings: JsonData) -> Iterator[Example | tuple[str, str]]:
     """Objects of a JSONL file."""
-    for number, line in enumerate(lines(path, settings.obtain), 1):
+    for number, line in enumerate(filled(path, settings.obtain), 1):
         where = f"{path}:{number}"
         if line is None:
             yield "undecodable", where
@@ -255,11 +274,8 @@ def parsed(line: str, where: str) -> dict[str, Any]:
     """One JSON object."""
     try:
         record = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where} is not JSON: {error}.") from error
     if not isinstance(record, dict):
         raise DataError(f"{where} is JSON but no object: expected {{...}} with one field a side.")
     return record
-
-
-Generator = Callable[[Any, int], Splits]

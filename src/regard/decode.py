@@ -45,10 +45,11 @@ def decode(
     *,
     best: int = 1,
     prefixes: Sequence[Sequence[int]] | None = None,
+    most: int | None = None,
 ) -> list[list[Hypothesis]]:
     """The `best` outputs of every source (sentences, source), best first; samples come in the order they were drawn.
-    The answer to a source does not depend on what else is in the batch."""
-    longest = (lengths * config.max_ratio).long() + config.max_extra
+    The answer to a source does not depend on what else is in the batch. No output has more than `most` tokens."""
+    longest = ((lengths * config.max_ratio).long() + config.max_extra).clamp(max=most)
     prefix = torch.full((len(source), max(map(len, prefixes or [[]]))), PAD)
     for row, tokens in enumerate(prefixes or []):
         prefix[row, : len(tokens)] = torch.tensor(tokens)

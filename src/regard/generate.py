@@ -39,30 +39,35 @@ def splits(
 
 
 def distinct(draw: Callable[[], tuple[str, str]], settings: GeneratedData) -> Splits:
-    """Draw held-out pairs without repetition, then training pairs whose source is none of theirs."""
+    """Draw pairs. A fifth of all sources, by their hash, can be held out, also of the short ones; those come once; the
+    others can be trained on."""
+    wanted = settings.valid + settings.test
     held: dict[str, str] = {}
-    tries = 0
-    while len(held) < settings.valid + settings.test:
+    train: list[tuple[str, str]] = []
+    fruitless = 0
+    while len(held) < wanted or len(train) < settings.examples:
+        fruitless += 1
         source, target = draw()
-        if int(fingerprint(source), 16) % 5 == 0:  # a fifth of the sources at most, also of the short ones
-            held.setdefault(source, target)
-        tries += 1
-        if tries > 1000 * (settings.valid + settings.test):
-            raise ConfigError(
-                f"data.{getattr(settings, 'kind', '')} has only {len(held):,} different sources, too few to hold "
-                f"{settings.valid:,} + {settings.test:,} out. Make data.valid and data.test smaller."
-            )
-    train = []
-    for _ in range(100 * settings.examples):
-        pair = draw()
-        if pair[0] not in held:
-            train.append(pair)
-        if len(train) == settings.examples:
-            break
+        if int(fingerprint(source), 16) % 5 == 0:
+            if len(held) < wanted and source not in held:
+                held[source] = target
+                fruitless = 0
+        elif len(train) < settings.examples:
+            train.append((source, target))
+            fruitless = 0
+        if fruitless > 2000:
+            raise too_few(f"{len(held):,} sources to hold out (a fifth of all)", wanted)
     pairs = list(held.items())
-    rng = random.Random(len(pairs))
-    rng.shuffle(pairs)
+    random.Random(wanted).shuffle(pairs)
     return splits(train, pairs[: settings.valid], pairs[settings.valid :])
+
+
+def too_few(there: str, wanted: int) -> ConfigError:
+    """The error for more examples than can be made."""
+    return ConfigError(
+        f"data: there are only {there}, but {wanted:,} are wanted. "
+        "Make data.examples, data.valid or data.test smaller, or the task larger."
+    )
 
 
 def reverse(settings: ReverseData, rng: random.Random) -> tuple[str, str]:
@@ -79,6 +84,12 @@ def numbers(settings: NumbersData, rng: random.Random) -> Splits:
     held = stratified(settings.valid + settings.test, settings.digits, 0.2, set(), rng)
     taken = set(held)
     train = stratified(settings.examples, settings.digits, 1.0, taken, rng)
+    for name, made, count in (
+        ("held-out", held, settings.valid + settings.test),
+        ("training", train, settings.examples),
+    ):
+        if len(made) < count:
+            raise too_few(f"{len(made):,} {name} numbers of up to {settings.digits} digits", count)
     rng.shuffle(held)
     rng.shuffle(train)
     pair = [(words(number), str(number)) for number in held]
@@ -105,7 +116,14 @@ def number_words(language: str) -> Callable[[int], str]:
         raise ConfigError(
             f"data.language is {language!r}, which num2words does not know. It knows {', '.join(CONVERTER_CLASSES)}."
         )
-    return lambda number: str(num2words(number, lang=language))
+
+    def words(number: int) -> str:
+        try:
+            return str(num2words(number, lang=language))
+        except Exception as error:  # some languages of the library cannot count far, each in its own way
+            raise ConfigError(f"data.language {language!r}: num2words cannot say {number}: {error}.") from error
+
+    return words
 
 
 PATTERNS = ("short", "medium", "long", "full")
@@ -121,7 +139,7 @@ def dates(settings: DatesData, rng: random.Random) -> Splits:
     try:
         locales = [Locale.parse(name.replace("-", "_")) for name in settings.languages]
     except (UnknownLocaleError, ValueError) as error:
-        raise ConfigError(f"data.languages: babel has no locale {error}.") from error
+        raise ConfigError(f"data.languages is {', '.join(settings.languages)}; babel says: {error}.") from error
     patterns: dict[Locale, dict[str, str]] = {}
     orders: dict[str, str] = {}
     for locale in locales:
@@ -137,26 +155,25 @@ def dates(settings: DatesData, rng: random.Random) -> Splits:
 
     meanings: dict[str, str] = {}
 
-    def draw(held: bool) -> tuple[str, str]:
-        while True:
-            day = rng.randint(first, last)
-            if (day % 10 == 0) == held:  # every tenth day is held out
-                break
+    def draw(rests: range) -> tuple[str, str]:
+        while (day := rng.randint(first, last)) % 20 not in rests:
+            pass
         locale, pattern = rng.choice(forms)
         date = datetime.date.fromordinal(day)
         return format_date(date, pattern, locale=locale), date.isoformat()
 
-    def take(count: int, held: bool, unique: bool) -> list[tuple[str, str]]:
+    def take(count: int, rests: range, unique: bool) -> list[tuple[str, str]]:
         pairs: list[tuple[str, str]] = []
         for _ in range(50 * count):
-            source, target = draw(held)
+            source, target = draw(rests)
             if (known := meanings.get(source)) is not None and (unique or known != target):
                 continue
             meanings[source] = target
             pairs.append((source, target))
             if len(pairs) == count:
                 return pairs
-        raise ConfigError(f"data: these languages and years give too few dates for {count:,} examples.")
+        raise too_few(f"{len(pairs):,} different dates in these languages and years", count)
 
-    held = take(settings.valid + settings.test, held=True, unique=True)
-    return splits(take(settings.examples, held=False, unique=False), held[: settings.valid], held[settings.valid :])
+    valid = take(settings.valid, range(1), unique=True)  # every twentieth day
+    test = take(settings.test, range(1, 2), unique=True)
+    return splits(take(settings.examples, range(2, 20), unique=False), valid, test)

@@ -12,11 +12,11 @@ from regard.errors import DataError
 
 class Dropout(nn.Module):
     """Dropout whose probability is a multiple of 1/256: one 64-bit random number decides eight elements, which is
-    several times as fast on a CPU (docs/log.md). What is kept is scaled exactly."""
+    several times as fast on a CPU (docs/log.md). What is kept is scaled by the share that is kept."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
-        self.threshold = round(probability * 256)
+        self.threshold = min(255, max(1, round(probability * 256))) if probability else 0
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape -> the same shape."""
@@ -53,26 +53,32 @@ def load_vectors(table: nn.Embedding, path: str, find: Callable[[str], int | Non
     with or without a first line `count size`. Words without a vector keep their random row. Returns how many were
     filled."""
     size, filled = table.weight.shape[1], 0
-    for number, line in enumerate(content(path).decode("utf-8", "replace").splitlines(), 1):
-        word, *numbers = line.rstrip().split(" ")
-        if number == 1 and len(numbers) == 1 and word.isdigit() and numbers[0].isdigit():
-            continue
-        word, numbers = " ".join([word, *numbers[:-size]]), numbers[-size:]
-        if len(numbers) != size:
-            raise DataError(
-                f"{path}:{number} has vectors of {len(numbers)} numbers, but the embedding is {size} wide. "
-                "Set the model's embedding size to the file's."
-            )
-        row = find(word)
-        if row is None:
-            continue
+    text = content(path).decode("utf-8-sig", "replace")
+    rows = [(number, line.rstrip().split(" ")) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    header = rows[0][1]
+    if len(header) == 2 and size != 1 and all(part.isdigit() for part in header):
+        width = int(header[1])
+        del rows[0]
+    else:
+        width = len(header) - 1
+    if width != size:
+        raise DataError(
+            f"{path} holds vectors of {width:,} numbers, but the embedding is {size:,} wide. "
+            "Set the model's embedding size to the file's."
+        )
+    for number, parts in rows:
+        word = " ".join(parts[:-size])
+        row = find(word) if word else None
         try:
-            vector = torch.tensor([float(value) for value in numbers])
+            vector = torch.tensor([float(value) for value in parts[-size:]])
         except ValueError as error:
             raise DataError(f"{path}:{number} is not a word and {size} numbers: {error}.") from error
-        with torch.no_grad():
-            table.weight[row] = vector
-        filled += 1
+        if len(parts) <= size or not vector.isfinite().all():
+            raise DataError(f"{path}:{number} is not a word and {size} finite numbers.")
+        if row is not None:
+            with torch.no_grad():
+                table.weight[row] = vector
+            filled += 1
     if not filled:
         raise DataError(
             f"no word of {path} is in the vocabulary: nothing was loaded. Is it the same language and kind?"

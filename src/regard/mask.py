@@ -24,5 +24,4 @@ def window(queries: int, keys: int, width: int, device: torch.device | None = No
 
 def distance(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
     """How far ahead of its query a key stands: (query, key). The last query stands at the last key."""
-    places = torch.arange(keys, device=device)
-    return places - places[keys - queries :, None]
+    return torch.arange(keys, device=device) - torch.arange(keys - queries, keys, device=device)[:, None]

@@ -112,7 +112,7 @@ class Recurrent(Seq2Seq):
 def build(config: Config, source_vocab: int, target_vocab: int | None) -> Transformer | Recurrent:
     """The model of a configuration, its weights drawn from the configuration's seed."""
     torch.manual_seed(config.train.seed)
-    longest = int(max(1.0, config.decode.max_ratio) * config.text.max_length) + config.decode.max_extra + 2
+    longest = 2 * config.text.max_length + 2  # an output has at most twice that many tokens (see Predictor)
     match config.model:
         case RNNConfig():
             return Recurrent(config.model, source_vocab, target_vocab)

@@ -54,8 +54,9 @@ def rotary(x: Tensor, start: int = 0) -> Tensor:
     """Su 2021: turn the pairs (i, i + size/2) of queries or keys (batch, heads, n, size) by an angle that grows with
     the position, so that a dot product depends on the distance alone. The first row stands at `start`."""
     half = x.shape[-1] // 2
-    positions = torch.arange(start, start + x.shape[-2], device=x.device)
-    rates = torch.exp(torch.arange(half, device=x.device) * (-math.log(10_000) / half))
+    wide = torch.promote_types(x.dtype, torch.float32)
+    positions = torch.arange(start, start + x.shape[-2], device=x.device, dtype=wide)
+    rates = torch.exp(torch.arange(half, device=x.device, dtype=wide) * (-math.log(10_000) / half))
     angles = positions[:, None] * rates
     sin, cos = angles.sin().to(x.dtype), angles.cos().to(x.dtype)
     left, right = x[..., :half], x[..., half:]

@@ -66,6 +66,8 @@ class Predictor:
         begins = [self.target.encode(prefix).ids for prefix in prefixes or [""] * len(sources)]
         if len(begins) != len(sources):
             raise InputError(f"{len(begins)} prefixes came for {len(sources)} texts; each text needs its own.")
+        if max(map(len, begins), default=0) > self.config.text.max_length:
+            raise InputError(f"a prefix has more than {self.config.text.max_length:,} tokens (text.max_length).")
         answers: list[list[Output]] = [[Output("", 0.0, [])] for _ in sources]
         order = sorted((i for i in range(len(sources)) if sources[i]), key=lambda i: len(sources[i]))
         for group in grouped(order, sources, budget // max(1, settings.beam // 2)):
@@ -78,6 +80,7 @@ class Predictor:
                 settings,
                 best=best,
                 prefixes=[begins[i] for i in group] if prefixes else None,
+                most=2 * self.config.text.max_length,
             )
             for index, hypotheses in zip(group, found, strict=True):
                 answers[index] = [self.output(hypothesis) for hypothesis in hypotheses]

@@ -8,7 +8,6 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard.attention import Memory, one_head
 from regard.config import RNNConfig
-from regard.errors import ConfigError
 from regard.layers import Dropout
 from regard.mask import padding
 
@@ -22,8 +21,6 @@ class Encoder(nn.Module):
     def __init__(self, config: RNNConfig) -> None:
         super().__init__()
         directions = 2 if config.bidirectional else 1
-        if config.size % directions:
-            raise ConfigError(f"model.size is {config.size}: an even number is needed for two directions.")
         self.network = NETWORKS[config.cell](
             config.embedding,
             config.size // directions,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from regard.config import Tokenization
-from regard.errors import DataError, RunError
+from regard.errors import ConfigError, DataError, RunError
 
 SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>")
 PAD, UNK, BOS, EOS = range(4)
@@ -40,9 +40,13 @@ class Vocabulary:
     def learn(cls, lines: Iterable[str], settings: Tokenization) -> "Vocabulary":
         """Make a vocabulary from training text."""
         tokenizer, trainer = pipeline(settings)
+        normal = (tokenizer.normalizer.normalize_str(clean(line)) for line in lines)
         if settings.kind == "word":  # a word that spells a special token must not take its place
-            lines = (" ".join(word for word in line.split() if word not in SPECIAL) for line in lines)
-        tokenizer.train_from_iterator((clean(line) for line in lines), trainer)
+            normal = (" ".join(word for word in line.split() if word not in SPECIAL) for line in normal)
+        try:
+            tokenizer.train_from_iterator(normal, trainer)
+        except Exception as error:  # the library raises plain Exception, as when a vocabulary cannot hold all bytes
+            raise ConfigError(f"no {settings.kind} vocabulary of size {settings.size} can be made: {error}.") from error
         if tokenizer.get_vocab_size() <= len(SPECIAL):
             raise DataError(f"the training text holds nothing to make a vocabulary of kind {settings.kind} from.")
         return cls(tokenizer)

@@ -166,10 +166,10 @@ def described(loss: Loss, norm: float, config: TrainConfig, progress: Progress) 
     }
 
 
-def clip(model: Seq2Seq, most: float | None) -> float:
+def clip(model: Seq2Seq, most: float) -> float:
     """Clip the gradient's norm; returns what it was."""
     learned = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    return float(torch.nn.utils.clip_grad_norm_(learned, math.inf if most is None else most))
+    return float(torch.nn.utils.clip_grad_norm_(learned, most))
 
 
 def exhausted(progress: Progress, config: TrainConfig) -> bool:
