@@ -40,11 +40,11 @@ class Vocabulary:
     def learn(cls, lines: Iterable[str], settings: Tokenization) -> "Vocabulary":
         """Make a vocabulary from training text."""
         tokenizer, trainer = pipeline(settings)
-        normal = (tokenizer.normalizer.normalize_str(clean(line)) for line in lines)
-        if settings.kind == "word":  # a word that spells a special token must not take its place
-            normal = (" ".join(word for word in line.split() if word not in SPECIAL) for line in normal)
+        if settings.kind == "word":  # a word that spells a special token, once normalized, must not take its place
+            normal = tokenizer.normalizer.normalize_str
+            lines = [" ".join(word for word in normal(clean(line)).split() if word not in SPECIAL) for line in lines]
         try:
-            tokenizer.train_from_iterator(normal, trainer)
+            tokenizer.train_from_iterator((clean(line) for line in lines), trainer)
         except Exception as error:  # the library raises plain Exception, as when a vocabulary cannot hold all bytes
             raise ConfigError(f"no {settings.kind} vocabulary of size {settings.size} can be made: {error}.") from error
         if tokenizer.get_vocab_size() <= len(SPECIAL):
