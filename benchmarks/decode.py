@@ -1,0 +1,217 @@
+"""Decoding speed of regard, transformers' generate and CTranslate2, in output tokens a second, from the same weights.
+
+A MarianMTModel with random weights is copied into regard and converted for CTranslate2. Everybody reads sources of 12
+tokens and makes exactly 15 steps (a bias keeps <eos> away; the limit is the same), greedy and with 5 hypotheses, 64
+sentences at once and one, in turns, in one run and with the same threads. The roof is the same matrix products
+without anything between them.
+
+    python benchmarks/decode.py --rounds 3 --seconds 4
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+
+import ctranslate2
+import torch
+import torch.nn.functional as F
+import transformers
+from ctranslate2.converters.transformers import BartLoader
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from train import DROPOUT, VOCABULARY, heading, marian_model, regard_model, roof
+
+from regard.config import DecodeConfig
+from regard.decode import decode
+from regard.models import Transformer
+from regard.text import BOS, EOS, PAD, SPECIAL, UNK
+
+SOURCE, STEPS, NEVER = 12, 15, -100.0
+Translate = Callable[[Tensor, int], list[list[int]]]
+"""Sources (sentences, SOURCE) and a beam -> the tokens of each output, the last one left out: it may be <eos>."""
+
+
+# --- one model, three times ------------------------------------------------------------------------------------------
+
+
+def random_marian() -> nn.Module:
+    """The original: weights large enough for varied outputs, and no special token in them."""
+    torch.manual_seed(1)
+    model = marian_model("sdpa", init_std=0.06).eval()
+    model.final_logits_bias[:, [PAD, UNK, BOS, EOS]] = NEVER
+    return model
+
+
+def copied(theirs: nn.Module) -> Transformer:
+    """The same model as ours; the tensors are shared."""
+    ours = regard_model(positions="learned")
+    table = theirs.model.shared
+    ours.source_embedding = ours.target_embedding = table
+    ours.output.weight = table.weight
+    ours.output.bias = nn.Parameter(theirs.final_logits_bias[0])
+    for stack, own in ((theirs.model.encoder, ours.encoder), (theirs.model.decoder, ours.decoder)):
+        own.positions.table = stack.embed_positions.weight
+        for layer, block in zip(stack.layers, own.blocks, strict=True):
+            attentions = [(layer.self_attn, block.self_attention)]
+            norms = [layer.self_attn_layer_norm, layer.final_layer_norm]
+            if block.cross_attention is not None:
+                attentions.append((layer.encoder_attn, block.cross_attention))
+                norms.insert(1, layer.encoder_attn_layer_norm)
+            for attention, part in attentions:
+                part.query, part.key, part.value = attention.q_proj, attention.k_proj, attention.v_proj
+                part.output = attention.out_proj
+            block.feedforward.widen, block.feedforward.narrow = layer.fc1, layer.fc2
+            for norm, residual in zip(norms, block.residuals, strict=True):
+                residual.norm = norm
+    return ours.eval()
+
+
+def converted(theirs: nn.Module, folder: str) -> None:
+    """The same model as CTranslate2's; tokens are called by their numbers."""
+    theirs.config.normalize_before = theirs.config.normalize_embedding = False
+    names = [*SPECIAL, *map(str, range(len(SPECIAL), VOCABULARY))]
+    with torch.no_grad():
+        spec = BartLoader().get_model_spec(theirs)
+    spec.register_source_vocabulary(names)
+    spec.register_target_vocabulary(names)
+    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = SPECIAL[UNK], SPECIAL[BOS], SPECIAL[EOS]
+    spec.config.decoder_start_token = SPECIAL[BOS]
+    spec.validate()
+    spec.optimize()
+    spec.save(folder)
+
+
+# --- three ways to decode it -----------------------------------------------------------------------------------------
+
+
+def with_regard(model: Transformer) -> Translate:
+    def translate(source: Tensor, beam: int) -> list[list[int]]:
+        config = DecodeConfig(beam=beam, length_penalty=1.0, max_ratio=0, max_extra=STEPS - 1)
+        found = decode(model, source, torch.full((len(source),), SOURCE), config)
+        return [hypotheses[0].tokens for hypotheses in found]
+
+    return translate
+
+
+def with_transformers(model: nn.Module) -> Translate:
+    def translate(source: Tensor, beam: int) -> list[list[int]]:
+        limits = {"min_new_tokens": STEPS, "max_new_tokens": STEPS}
+        with torch.inference_mode():
+            found = model.generate(
+                source, attention_mask=torch.ones_like(source), num_beams=beam, do_sample=False, **limits
+            )
+        return found[:, 1:STEPS].tolist()
+
+    return translate
+
+
+def with_ctranslate2(folder: str, kind: str, threads: int) -> Translate:
+    translator = ctranslate2.Translator(folder, compute_type=kind, intra_threads=threads, inter_threads=1)
+
+    def translate(source: Tensor, beam: int) -> list[list[int]]:
+        texts = [[*map(str, row[:-1]), SPECIAL[EOS]] for row in source.tolist()]
+        limits = {"min_decoding_length": STEPS, "max_decoding_length": STEPS}
+        found = translator.translate_batch(texts, beam_size=beam, **limits)
+        return [list(map(int, answer.hypotheses[0][: STEPS - 1])) for answer in found]
+
+    return translate
+
+
+def products_alone(model: Transformer) -> Translate:
+    """The roof: every matrix product of the work, and nothing else."""
+    encoder = [part.weight for part in model.encoder.modules() if isinstance(part, nn.Linear)]
+    once = [
+        part.weight
+        for block in model.decoder.blocks
+        for part in (block.cross_attention.key, block.cross_attention.value)
+    ]
+    known = set(map(id, once))
+    steps = [
+        part.weight for part in model.decoder.modules() if isinstance(part, nn.Linear) and id(part.weight) not in known
+    ]
+    steps.append(model.output.weight)
+
+    def translate(source: Tensor, beam: int) -> list[list[int]]:
+        with torch.inference_mode():
+            for weights, rows in ((encoder + once, source.numel()), (steps * STEPS, len(source) * beam)):
+                inputs = {weight.shape[1]: torch.ones(rows, weight.shape[1]) for weight in weights}
+                for weight in weights:
+                    F.linear(inputs[weight.shape[1]], weight)
+        return []
+
+    return translate
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+
+
+def speed(translate: Translate, source: Tensor, beam: int, seconds: float) -> float:
+    """Output tokens a second."""
+    translate(source, beam)
+    calls, began = 0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        translate(source, beam)
+        calls += 1
+    return calls * len(source) * STEPS / (time.perf_counter() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=4, help="of every contender in every case and round")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    transformers.logging.set_verbosity_error()
+    warnings.filterwarnings("ignore", module="transformers")
+    out = Console(highlight=False, width=100)
+
+    marian = random_marian()
+    ours = copied(marian)
+    with tempfile.TemporaryDirectory() as folder:
+        converted(marian, folder)
+        contenders = {
+            "products alone": products_alone(ours),
+            "regard": with_regard(ours),
+            "transformers": with_transformers(marian),
+            "CTranslate2 float32": with_ctranslate2(folder, "float32", options.threads),
+            "CTranslate2 int8": with_ctranslate2(folder, "int8", options.threads),
+        }
+    sources = torch.randint(len(SPECIAL), VOCABULARY, (64, SOURCE))
+    sources[:, -1] = EOS
+    out.print(f"{heading()}, {options.threads} threads, {roof(torch.float32) / 1e9:,.0f} GF/s", soft_wrap=True)
+    for beam in (1, 5):
+        answers = {name: translate(sources, beam) for name, translate in contenders.items() if "alone" not in name}
+        same = {name: sum(map(list.__eq__, answers["regard"], found)) / len(sources) for name, found in answers.items()}
+        del same["regard"]
+        kinds = len({token for answer in answers["regard"] for token in answer})
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in same.items())
+        out.print(f"beam {beam}: sentences that come out as regard's ({kinds} different tokens): {shares}")
+
+    cases = {
+        f"{'greedy' if beam == 1 else f'beam {beam}'}, {size}": (size, beam) for size in (64, 1) for beam in (1, 5)
+    }
+    figures: dict[tuple[str, str], list[float]] = {}
+    for _ in range(options.rounds):
+        for case, (size, beam) in cases.items():
+            for name, translate in contenders.items():
+                found = speed(translate, sources[:size], beam, options.seconds)
+                figures.setdefault((case, name), []).append(found)
+    median = {key: statistics.median(values) for key, values in figures.items()}
+    table = Table("tokens/s", *cases)
+    for name in contenders:
+        table.add_row(name, *(f"{median[case, name]:,.0f}" for case in cases))
+    table.add_section()
+    for name in contenders:
+        if name != "regard":
+            ratios = (median[case, "regard"] / median[case, name] for case in cases)
+            table.add_row(f"regard / {name}", *(f"{ratio:.2f}" for ratio in ratios))
+    out.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""The command line as a person types it: what comes out, and what is said when something is wrong."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import TINY
+
+from regard import cli
+
+COMMAND = (sys.executable, "-m", "regard.cli")
+
+
+def regard(*words, text="", environment=None):
+    """Run the command line; standard input is text or bytes."""
+    data = text.encode() if isinstance(text, str) else text
+    run = subprocess.run([*COMMAND, *map(str, words)], input=data, capture_output=True, env=environment, check=False)
+    return run.returncode, run.stdout.decode(), run.stderr.decode()
+
+
+def refused(capsys, monkeypatch, *words):
+    """What the command line says about a mistake: one message, status 2, no traceback."""
+    monkeypatch.setattr(sys, "argv", ["regard", *map(str, words)])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 2
+    return capsys.readouterr().err.removeprefix("regard: ").rstrip()
+
+
+@pytest.fixture
+def says(capsys, monkeypatch):
+    return lambda *words: refused(capsys, monkeypatch, *words)
+
+
+def options(*changes):
+    return [part for change in changes for part in ("--set", change)]
+
+
+# --- settings and data -----------------------------------------------------------------------------------------------
+
+
+def test_settings_that_are_wrong(says, tmp_path):
+    run = ("--run", tmp_path / "run")
+    message = says("train", "revers", *run)
+    assert message == "unknown recipe revers. Did you mean reverse? See `regard recipes`."
+    message = says("train", "reverse", *run, *options("train.stepz=3"))
+    assert message.endswith("unknown setting train.stepz. Did you mean train.steps?")
+    message = says("train", "reverse", *run, *options("train.steps=many"))
+    assert "setting train.steps is 'many': input should be a valid integer" in message
+    message = says("check", tmp_path)
+    assert message == f"{tmp_path} is a directory, expected a .toml file or a recipe's name."
+    assert says("train").startswith("give a recipe or a .toml file to train, or --resume RUN")
+    assert says("train", "reverse", *options("train.steps")).startswith("--set train.steps is not of the form")
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """A configuration of two small files."""
+    (tmp_path / "a").write_text("one\ntwo\nthree\n")
+    (tmp_path / "b").write_text("eins\nzwei\ndrei\n")
+    config = tmp_path / "my.toml"
+    config.write_text(
+        f'[data]\nkind = "parallel"\ntrain = {{source = ["{tmp_path}/a"], target = ["{tmp_path}/b"]}}\n'
+        '[text]\nsource = {kind = "char"}\n[model]\nkind = "rnn"\nsize = 8\nembedding = 8\n'
+    )
+    return tmp_path
+
+
+def test_check_tells_what_is_there(pairs, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["regard", "check", str(pairs / "my.toml")])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 0
+    said = capsys.readouterr().out
+    assert "train: read 3, kept 3, dropped 0" in said
+    assert "warning: there is no test data: set data.test or data.cut_test." in said
+    assert "two -> zwei" in said
+
+
+def test_files_that_are_wrong(says, pairs):
+    config = pairs / "my.toml"
+    (pairs / "b").write_text("eins\nzwei\n")
+    assert says("check", config).startswith(f"{pairs}/a has 3 lines but {pairs}/b has 2: line n of one must belong")
+    (pairs / "b").write_text("")
+    assert says("check", config) == f"{pairs}/b is empty."
+    (pairs / "b").unlink()
+    assert says("check", config) == f"{pairs}/b does not exist."
+    (pairs / "b").mkdir()
+    assert says("check", config) == f"{pairs}/b is a directory, expected a file."
+
+
+def test_missing_data_says_how_to_get_it(says, monkeypatch, tmp_path):
+    monkeypatch.delenv("REGARD_DATA", raising=False)
+    message = says("train", "multi30k", "--run", tmp_path / "run")
+    assert message.startswith("the environment variable $REGARD_DATA is not set, and the data is at")
+    assert "github.com/multi30k/dataset" in message
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_runs_that_are_none(says, tmp_path, tiny_run):
+    assert says("predict", tmp_path / "none") == f"{tmp_path}/none is not a run: it does not exist."
+    assert says("evaluate", tmp_path).startswith(f"{tmp_path} is not a run: it has no config.toml.")
+    assert says("train", "reverse", "--run", tiny_run).startswith(f"{tiny_run} already holds a run. Resume it with")
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_run, broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-7])
+    assert says("predict", broken).startswith(f"{weights} is damaged or no safetensors file")
+    weights.write_bytes(b"PK\x03\x04 something else entirely, long enough to be looked at")
+    assert says("predict", broken).startswith(f"{weights} is damaged or no safetensors file")
+    weights.unlink()
+    assert says("predict", broken) == f"{broken} has no model yet: training has not reached its first validation."
+
+
+def test_a_vocabulary_that_does_not_fit(says, tmp_path, tiny_run):
+    other = tmp_path / "other"
+    shutil.copytree(tiny_run, other)
+    tree = json.loads((other / "tokenizer.json").read_text())
+    tree["model"]["vocab"] = {word: i for word, i in tree["model"]["vocab"].items() if i < 9}
+    (other / "tokenizer.json").write_text(json.dumps(tree))
+    message = says("predict", other)
+    assert "source_embedding.weight has shape" in message
+    assert message.endswith("The vocabulary does not fit the weights.")
+
+
+# --- predicting ------------------------------------------------------------------------------------------------------
+
+
+def test_lines_stay_aligned(tiny_run):
+    status, out, err = regard("predict", tiny_run, text="abc\n\n  \ncba")
+    assert (status, err) == (0, "")
+    lines = out.split("\n")
+    assert len(lines) == 5
+    assert lines[1] == lines[2] == lines[4] == ""
+
+
+def test_predictions_in_json(tiny_run):
+    _, out, _ = regard("predict", tiny_run, "--json", "--best", "2", text="abc\n")
+    answers = json.loads(out)
+    assert len(answers) == 2
+    assert answers[0]["score"] >= answers[1]["score"]
+    assert answers[0]["tokens"][-1]["text"] == "<eos>"
+    assert all(token["logprob"] <= 0 for answer in answers for token in answer["tokens"])
+
+
+def test_a_line_that_is_too_long(tiny_run):
+    status, out, err = regard("predict", tiny_run, text="abc\n" + "x" * 100_000 + "\n")
+    assert (status, out) == (2, "")
+    assert err.startswith("regard: text 2 has 100,000 tokens, this model takes at most 256. Split it, or let it be cut")
+    status, out, _ = regard("predict", tiny_run, "--set", "text.longer=cut", text="abc\n" + "x" * 100_000 + "\n")
+    assert status == 0
+    assert len(out.splitlines()) == 2
+
+
+def test_input_that_is_not_utf8(tiny_run):
+    status, _, err = regard("predict", tiny_run, text=b"abc\nab\xff\n")
+    assert status == 2
+    assert err.startswith("regard: standard input, line 2: byte 0xff at 3 is not UTF-8. Convert the text first")
+
+
+def test_a_closed_pipe_is_no_error(tiny_run):
+    command = f"yes abc | head -20000 | {sys.executable} -m regard.cli predict {tiny_run} | head -1"
+    run = subprocess.run(["bash", "-c", f"{command}; exit ${{PIPESTATUS[2]}}"], capture_output=True, check=False)
+    assert len(run.stdout.splitlines()) == 1
+    assert run.stderr == b""
+
+
+def test_evaluation_in_json_and_outputs(tiny_run, tmp_path):
+    status, out, _ = regard("evaluate", tiny_run, "--json", "--outputs", tmp_path / "out.txt")
+    assert status == 0
+    found = json.loads(out)
+    assert found["examples"] == 30
+    assert set(found["metrics"]) == {"exact", "per"}
+    assert sum(bucket["examples"] for bucket in found["buckets"]) == 30
+    assert len((tmp_path / "out.txt").read_text().splitlines()) == 30
+
+
+def test_evaluation_of_nothing(says, tmp_path, tiny_run):
+    assert says("evaluate", tiny_run, "--split", "tset") == "--split is 'tset', expected test, valid or train."
+
+
+def test_look_draws(tiny_run, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["regard", "look", str(tiny_run), "abc"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().out.startswith("abc -> ")
+
+
+def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):
+    """The file size limit makes the second save fail as a full disk would."""
+    code = (
+        "import resource, sys; from regard import cli, checkpoint; save, calls = checkpoint.save_state, []\n"
+        "def limited(*given):\n"
+        "    if calls: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "    calls.append(1); save(*given)\n"
+        "import regard.train; regard.train.save_state = limited; cli.main()"
+    )
+    words = ["train", "reverse", "--run", tmp_path / "run", *options(*TINY, "train.steps=12")]
+    run = subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert "cannot be saved: File too large. What was there before is untouched; make room and resume." in run.stderr
+    assert "Traceback" not in run.stderr
+    status, _, err = regard("train", "--resume", tmp_path / "run")
+    assert status == 0, err
+    assert "done: 12 steps" in err
+
+
+def test_recipes_are_listed(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["regard", "recipes"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    said = capsys.readouterr().out
+    for name in ("reverse", "numbers", "dates", "g2p", "multi30k", "multi30k-rnn", "multi30k-rnn-plain"):
+        assert name in said

@@ -1,0 +1,91 @@
+"""A run as a function: loading, batches, prefixes, scores; and evaluation over it."""
+
+import math
+
+import pytest
+import torch
+
+import regard
+from regard.batch import Pair, collate
+from regard.config import EvaluateConfig
+from regard.data import Example
+from regard.errors import DataError, InputError
+from regard.evaluate import evaluate, perplexity
+from regard.look import alignment, drawn
+from regard.record import record
+
+
+@pytest.fixture(scope="module")
+def predictor(tiny_run):
+    return regard.load(tiny_run, device="cpu")
+
+
+def test_text_in_text_out(predictor):
+    assert isinstance(predictor("abc"), str)
+    assert predictor(["abc", "", "b"]) == [predictor("abc"), "", predictor("b")]
+
+
+def test_scores_are_the_sums_of_tokens(predictor):
+    (outputs,) = predictor.predict(["abca"], best=2)
+    for output in outputs:
+        total = sum(token.logprob for token in output.tokens)
+        assert output.score == pytest.approx(total / ((5 + len(output.tokens)) / 6) ** 0.6, rel=1e-5)
+
+
+def test_prefixes_are_kept(predictor):
+    answers = predictor.predict(["abc", "cb"], prefixes=["c", ""])
+    assert answers[0][0].text.startswith("c")
+    with pytest.raises(InputError, match="1 prefixes came for 2 texts"):
+        predictor.predict(["a", "b"], prefixes=["c"])
+
+
+def test_how_texts_are_grouped_changes_nothing(predictor):
+    texts = ["abcd", "a", "", "dcb", "bb"] * 3
+    together = predictor.predict(texts, budget=9999)
+    for few, many in zip(predictor.predict(texts, budget=8), together, strict=True):
+        assert [output.text for output in few] == [output.text for output in many]
+        assert [output.score for output in few] == pytest.approx([output.score for output in many])
+
+
+def test_perplexity_is_the_mean_surprise(predictor):
+    examples = [Example("abc", "cba", ""), Example("b", "b", "")]
+    total = tokens = 0
+    for example in examples:
+        source, target = (v.encode(t).ids for v, t in zip((predictor.source, predictor.target), example, strict=False))
+        batch = collate([Pair([*source, 3], target)])
+        with torch.inference_mode():
+            logprobs = predictor.model(batch).log_softmax(-1).gather(-1, batch.answer[..., None])
+        total -= float(logprobs.sum())
+        tokens += batch.answer.numel()
+    assert perplexity(predictor, examples) == pytest.approx(math.exp(total / tokens), rel=1e-5)
+
+
+def test_evaluation_adds_up(predictor):
+    examples = [Example("ab", "ba", ""), Example("ab", "xx", ""), Example("abcde", "?", "")]
+    settings = EvaluateConfig(metrics=("exact", "perplexity", "bleu"), buckets=(3,))
+    found = evaluate(predictor, examples, settings)
+    assert found.examples == 3
+    assert [bucket["examples"] for bucket in found.buckets] == [2, 1]
+    assert [bucket["length"] for bucket in found.buckets] == ["1-3", "4+"]
+    assert "version:" in found.signatures["bleu"]
+    grouped = evaluate(predictor, examples, settings.model_copy(update={"group": True}))
+    assert grouped.references == [["ba", "xx"], ["?"]]
+    with pytest.raises(DataError, match="nothing to evaluate on"):
+        evaluate(predictor, [], settings)
+
+
+def test_recorded_maps_are_the_weights_of_the_model(predictor):
+    batch = collate([Pair([5, 6, 7, 3], [5, 6])])
+    with torch.inference_mode(), record(predictor.model) as maps:
+        predictor.model.hidden(batch)
+    assert {name: tuple(weights.shape) for name, weights in maps.items()} == {"decoder.attention": (1, 1, 3, 4)}
+    torch.testing.assert_close(maps["decoder.attention"].sum(-1), torch.ones(1, 1, 3))
+
+
+def test_alignment_has_a_row_a_token(predictor):
+    aligned = alignment(predictor, "abc")
+    assert aligned.weights.shape == (len(aligned.queries), len(aligned.keys))
+    assert aligned.keys == ["a", "b", "c", "<eos>"]
+    assert len(drawn(aligned).plain.splitlines()) >= len(aligned.queries)
+    with pytest.raises(InputError, match="empty text"):
+        alignment(predictor, " ")
