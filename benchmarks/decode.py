@@ -23,7 +23,7 @@ from ctranslate2.converters.transformers import BartLoader
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
-from train import DROPOUT, VOCABULARY, heading, marian_model, regard_model, roof
+from train import VOCABULARY, heading, marian_model, regard_model, roof
 
 from regard.config import DecodeConfig
 from regard.decode import decode
@@ -91,7 +91,7 @@ def converted(theirs: nn.Module, folder: str) -> None:
 def with_regard(model: Transformer) -> Translate:
     def translate(source: Tensor, beam: int) -> list[list[int]]:
         config = DecodeConfig(beam=beam, length_penalty=1.0, max_ratio=0, max_extra=STEPS - 1)
-        found = decode(model, source, torch.full((len(source),), SOURCE), config)
+        found = decode(model, source, torch.full((len(source),), SOURCE), config, most=STEPS)
         return [hypotheses[0].tokens for hypotheses in found]
 
     return translate

@@ -151,8 +151,8 @@ def test_a_line_that_is_too_long(tiny_run):
     status, out, err = regard("predict", tiny_run, text="abc\n" + "x" * 100_000 + "\n")
     assert (status, out) == (2, "")
     assert err.startswith("regard: text 2 has 100,000 tokens, this model takes at most 256. Split it, or let it be cut")
-    status, out, _ = regard("predict", tiny_run, "--set", "text.longer=cut", text="abc\n" + "x" * 100_000 + "\n")
-    assert status == 0
+    status, out, err = regard("predict", tiny_run, "--set", "text.longer=cut", text="abc\n" + "x" * 100_000 + "\n")
+    assert (status, err) == (0, "regard: 1 lines were cut to 256 tokens.\n")
     assert len(out.splitlines()) == 2
 
 

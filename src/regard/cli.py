@@ -191,6 +191,9 @@ def predict(
             else:
                 print("\t".join(" ".join(output.text.splitlines()) for output in outputs))
         sys.stdout.flush()
+    if predictor.cut:
+        most = predictor.config.text.max_length
+        print(f"regard: {predictor.cut:,} lines were cut to {most:,} tokens.", file=sys.stderr)
 
 
 def stdin_lines() -> Iterator[str]:

@@ -1,5 +1,6 @@
 """What people see in the terminal: progress with rate and time left, ledgers, tables of scores."""
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -56,7 +57,7 @@ class Training:
             disable=not err.is_terminal,
         )
         self.task = self.progress.add_task("", total=config.train.steps, loss=float("nan"), speed=0.0)
-        self.last: tuple[float, float, int] = (time.monotonic(), 0.0, 0)
+        self.shown = time.monotonic()
         self.tokens, self.loss, self.speed = 0, float("nan"), 0.0
         self.board = board(run)
 
@@ -95,15 +96,13 @@ class Training:
     def step(self, event: Event) -> None:
         """Smooth the figures of one update and move the bar."""
         now = time.monotonic()
-        before, _, _ = self.last
         values = event.values
         self.tokens += values["tokens"]
-        smooth = 0.95 if event.step > 1 and self.loss == self.loss else 0.0
-        self.loss = smooth * self.loss + (1 - smooth) * values["loss"]
+        self.loss = 0.95 * self.loss + 0.05 * values["loss"] if math.isfinite(self.loss) else values["loss"]
         self.progress.update(self.task, completed=event.step, loss=self.loss, speed=self.speed)
-        if now - before >= (1.0 if err.is_terminal else self.pause):
-            self.speed = self.tokens / (now - before)
-            self.last, self.tokens = (now, 0.0, 0), 0
+        if now - self.shown >= (1.0 if err.is_terminal else self.pause):
+            self.speed = self.tokens / (now - self.shown)
+            self.shown, self.tokens = now, 0
             if not err.is_terminal:
                 total = self.config.train.steps
                 left = (total - event.step) * values["seconds"] / max(1, event.step)

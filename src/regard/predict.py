@@ -37,6 +37,7 @@ class Predictor:
     def __init__(self, model: Seq2Seq, config: Config, source: Vocabulary, target: Vocabulary | None) -> None:
         self.model, self.config = model.eval(), config
         self.source, self.target = source, target or source
+        self.cut = 0  # texts that were shortened to what the model takes
 
     @overload
     def __call__(self, text: str) -> str: ...  # type: ignore[overload-overlap]
@@ -97,6 +98,7 @@ class Predictor:
                 f"{where} has {len(ids):,} tokens, this model takes at most {most:,}. Split it, or let it be cut "
                 "with --set text.longer=cut."
             )
+        self.cut += len(ids) > most
         return ids[:most]
 
     def output(self, hypothesis: Hypothesis) -> Output:
