@@ -218,7 +218,8 @@ def test_every_kind_takes_lone_surrogates(kind):
 def test_offsets_lie_in_the_text_and_never_go_back(kind, text):
     ids, offsets = learned(kind=kind).encode(text)
     assert len(ids) == len(offsets)
-    assert all(0 <= start < end <= len(text) for start, end in offsets)
+    assert all(0 <= start <= end <= len(text) for start, end in offsets)
+    assert all(start < end for start, end in offsets[1:])  # the space put before a first word came from nowhere
     assert all(a <= c and b <= d for (a, b), (c, d) in itertools.pairwise(offsets))
     if kind in ("byte", "char"):
         assert [at for at in range(len(text)) if not any(a <= at < b for a, b in offsets)] == []

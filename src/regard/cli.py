@@ -181,9 +181,10 @@ def predict(
     from regard.predict import chunks, load
 
     predictor = load(run, changes or (), device)
-    for number, group in enumerate(chunks(stdin_lines(), 1 if sys.stdin.isatty() else 256)):
-        where = number * 256 + 1
-        answers = predictor.predict(group, best=best, prefixes=[prefix] * len(group) if prefix else None, first=where)
+    line = 1
+    for group in chunks(stdin_lines(), 1 if sys.stdin.isatty() else 256):
+        answers = predictor.predict(group, best=best, prefixes=[prefix] * len(group) if prefix else None, first=line)
+        line += len(group)
         for outputs in answers:
             if as_json:
                 tree = [{"text": o.text, "score": o.score, "tokens": [t._asdict() for t in o.tokens]} for o in outputs]

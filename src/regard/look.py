@@ -43,18 +43,21 @@ def alignment(predictor: Predictor, text: str) -> Alignment:
     return Alignment(answer.text, [*queries, "<eos>"], [*keys, "<eos>"], crosses[-1][0].mean(0))
 
 
-def drawn(aligned: Alignment, colour: bool = True) -> Text:
+def drawn(aligned: Alignment, colour: bool = True, most: int = 100) -> Text:
     """An alignment for the terminal: a row an output token, a column a source token, darker is more. Without colour
-    the shades stay readable."""
-    wide = max(map(len, aligned.queries))
+    the shades stay readable. A source wider than `most` characters has its tokens written downwards."""
+    margin = max(map(len, aligned.queries)) + 2
+    wide = margin + sum(len(key) + 1 for key in aligned.keys) <= most
+    widths = [len(key) if wide else 1 for key in aligned.keys]
+    lines = 1 if wide else max(map(len, aligned.keys))
     out = Text()
-    for line in range(max(map(len, aligned.keys))):
-        out.append(" " * (wide + 2) + "".join(f"{key[line] if line < len(key) else ' '} " for key in aligned.keys))
-        out.append("\n")
+    for line in range(lines):
+        labels = aligned.keys if wide else [key[line : line + 1] or " " for key in aligned.keys]
+        out.append(" " * margin + " ".join(labels) + "\n")
     for name, weights in zip(aligned.queries, aligned.weights.tolist(), strict=True):
-        out.append(f"{name:>{wide}}  ", style="bold" if colour else "")
-        for weight in weights:
+        out.append(f"{name:>{margin - 2}}  ", style="bold" if colour else "")
+        for weight, width in zip(weights, widths, strict=True):
             shade = SHADES[min(len(SHADES) - 1, int(weight * len(SHADES)))]
-            out.append(shade * 2, style="cyan" if colour else "")
+            out.append(shade * width + " ", style="cyan" if colour else "")
         out.append("\n")
     return out

@@ -34,7 +34,9 @@ class Vocabulary:
         self.tokenizer = tokenizer
         self.tokenizer.encode_special_tokens = True
         self.size: int = tokenizer.get_vocab_size()
-        self.composed = '"NFD"' in json.dumps(json.loads(tokenizer.to_str()).get("normalizer"))
+        normalizer = json.dumps(json.loads(tokenizer.to_str()).get("normalizer"))
+        self.composed = '"NFD"' in normalizer
+        self.space = tokenizer.token_to_id("Ġ") if '"Prepend"' in normalizer else None
 
     @classmethod
     def learn(cls, lines: Iterable[str], settings: Tokenization) -> "Vocabulary":
@@ -75,7 +77,13 @@ class Vocabulary:
     def encode_all(self, texts: Sequence[str]) -> list[Tokens]:
         """As `encode`, for many texts at once."""
         encodings = self.tokenizer.encode_batch([clean(text) for text in texts], add_special_tokens=False)
-        return [Tokens([i if i > EOS else UNK for i in encoding.ids], encoding.offsets) for encoding in encodings]
+        return [self.tokens(encoding.ids, encoding.offsets) for encoding in encodings]
+
+    def tokens(self, ids: list[int], offsets: list[tuple[int, int]]) -> Tokens:
+        """What the library found, without special tokens; the space put before a first word came from no character."""
+        if ids and ids[0] == self.space and len(ids) > 1 and offsets[0][0] == offsets[1][0]:
+            offsets = [(0, 0), *offsets[1:]]
+        return Tokens([i if i > EOS else UNK for i in ids], offsets)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; <pad>, <bos> and <eos> say nothing."""

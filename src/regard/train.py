@@ -139,14 +139,12 @@ def train(
         progress.tokens += loss.tokens
         progress.seconds = time.monotonic() - began
         report(Event("step", progress.step, described(loss, norm, config, progress)))
-        if progress.step % config.validate_every == 0 or progress.step == config.steps:
+        due = progress.step % config.validate_every == 0 or progress.step == config.steps
+        if due:
             validated(model, config, run, progress, validate, better, report)
-        elif config.save_every and progress.step % config.save_every == 0:
-            pass
-        else:
-            continue
-        progress.seconds = time.monotonic() - began
-        save_all(model, optimizer, run, progress, report)
+        if due or (config.save_every and progress.step % config.save_every == 0):
+            progress.seconds = time.monotonic() - began
+            save_all(model, optimizer, run, progress, report)
     finished = progress.step >= config.steps or exhausted(progress, config)
     if not finished:
         save_all(model, optimizer, run, progress, report)
