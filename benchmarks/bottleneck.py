@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from regard.config import checked
 from regard.console import Training
 from regard.evaluate import Evaluation, evaluate
 from regard.metrics import edit_distance, mean
 from regard.predict import load
 from regard.run import fit, fresh
+from regard.toml import checked
 
 LONGEST, BUCKET = 25, 5
 RNN = {"kind": "rnn", "size": 256, "embedding": 64, "dropout": 0.0}

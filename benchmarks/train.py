@@ -30,11 +30,12 @@ from rich.table import Table
 from torch import nn
 
 from regard.batch import Batch, Pair, collate, epoch
-from regard.config import TrainConfig, TransformerConfig, read
+from regard.config import TrainConfig, TransformerConfig
 from regard.device import keep_memory
 from regard.models import Transformer
 from regard.run import prepare
 from regard.text import BOS, EOS, PAD
+from regard.toml import read
 from regard.train import clip, learn, optimizer_of
 
 SIZE, FEEDFORWARD, HEADS, LAYERS, VOCABULARY, DROPOUT = 256, 1024, 4, 3, 8000, 0.1

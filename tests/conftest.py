@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.config import Config, read
+from regard.config import Config
 from regard.run import fit, fresh
+from regard.toml import read
 
 torch.set_num_threads(1)
 

@@ -13,6 +13,7 @@ SOURCES = Path(regard.__file__).parent
 ORDER = [
     "errors",
     "config",
+    "toml",
     "text",
     "data",
     "generate",

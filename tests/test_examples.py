@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.config import parse
+from regard.toml import parse
 
 ROOT = Path(__file__).parent.parent
 READMES = ("README.md", "README.ko.md")

@@ -15,10 +15,11 @@ from conftest import TINY, tiny, train_tiny
 
 from regard.batch import Pair, collate, epoch
 from regard.checkpoint import load_state, load_tensors
-from regard.config import TrainConfig, changed
+from regard.config import TrainConfig
 from regard.errors import TrainError
 from regard.predict import load
 from regard.run import build_model, fit, fresh, prepare, resumed
+from regard.toml import changed
 from regard.train import Event, batches, learn, optimizer_of, rate, train
 
 VARIANTS = {
@@ -38,7 +39,7 @@ def settings(name):
 
 
 def config_of(name):
-    from regard.config import checked, merge, parse, recipes
+    from regard.toml import checked, merge, parse, recipes
 
     tree = parse(recipes()["reverse"]).model_dump(exclude_none=True)
     return checked(merge(tree, settings(name)), "test")

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import ConfigError, DataError, InputError, RegardError, RunError, TrainError
 
 if TYPE_CHECKING:
-    from regard.config import read as read
     from regard.evaluate import evaluate as evaluate
     from regard.look import alignment as alignment
     from regard.predict import Predictor as Predictor
@@ -14,9 +13,10 @@ if TYPE_CHECKING:
     from regard.run import fit as fit
     from regard.run import fresh as fresh
     from regard.run import resumed as resumed
+    from regard.toml import read as read
 
 HOMES = {
-    "read": "config",
+    "read": "toml",
     "evaluate": "evaluate",
     "alignment": "look",
     "Predictor": "predict",

@@ -24,9 +24,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from regard.config import Config, parse, written
+from regard.config import Config
 from regard.errors import RunError
 from regard.text import Vocabulary
+from regard.toml import parse, written
 
 Tensors = dict[str, Tensor]
 

@@ -61,7 +61,7 @@ def recipes() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from regard.config import parse, recipes
+    from regard.toml import parse, recipes
 
     table = Table("recipe", "what it does", "time")
     for name, path in recipes().items():
@@ -78,9 +78,9 @@ def check(
 
     Example: `regard check numbers --set data.language=ko`
     """
-    from regard.config import read
     from regard.console import out, show_facts, show_ledgers
     from regard.run import doubts, prepare
+    from regard.toml import read
 
     prepared = prepare(read(name, changes or ()))
 
@@ -108,9 +108,9 @@ def train(
     Examples: `regard train numbers --run runs/n`, `regard train my.toml --set train.steps=2000`,
     `regard train --resume runs/n`
     """
-    from regard.config import read
     from regard.errors import ConfigError
     from regard.run import fresh, resumed
+    from regard.toml import read
 
     if (name is None) == (resume is None):
         raise ConfigError("give a recipe or a .toml file to train, or --resume RUN to go on with a run (not both).")

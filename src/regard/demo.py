@@ -4,12 +4,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from regard.config import read
 from regard.console import Training, err, out, show_evaluation
 from regard.evaluate import evaluate
 from regard.look import alignment, drawn
 from regard.predict import load
 from regard.run import fit, fresh
+from regard.toml import read
 
 SHOWN = ("einundzwanzig", "siebenhundertachtundneunzig", "vierundfünfzigtausenddreihundertzwei")
 

@@ -7,12 +7,13 @@ from typing import NamedTuple, overload
 
 from regard.batch import source_batch
 from regard.checkpoint import fill, load_config, load_tensors, load_vocabularies
-from regard.config import Config, DecodeConfig, changed
+from regard.config import Config, DecodeConfig
 from regard.decode import Hypothesis, decode
 from regard.device import choose
 from regard.errors import InputError, RunError
 from regard.models import Seq2Seq, build
 from regard.text import EOS, Vocabulary
+from regard.toml import changed
 
 
 class Token(NamedTuple):

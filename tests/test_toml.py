@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from regard import config
+from regard import config, toml
 from regard.errors import ConfigError
 
 REVERSE = '[data]\nkind = "reverse"\n[model]\nkind = "transformer"\n'
@@ -23,7 +23,7 @@ def read(tmp_path, monkeypatch):
 
     def reading(text: str, *changes: str) -> config.Config:
         Path("given.toml").write_text(text, encoding="utf-8")
-        return config.read("given.toml", changes)
+        return toml.read("given.toml", changes)
 
     return reading
 
@@ -38,29 +38,29 @@ def refusal(call, *arguments) -> str:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", config.recipes())
+@pytest.mark.parametrize("name", toml.recipes())
 def test_every_recipe_is_read_and_written_again(name, tmp_path):
-    recipe = config.parse(config.recipes()[name])
+    recipe = toml.parse(toml.recipes()[name])
     assert recipe.about
     assert recipe.time
-    (tmp_path / "written.toml").write_text(config.written(recipe), encoding="utf-8")
-    assert config.parse(tmp_path / "written.toml") == recipe
+    (tmp_path / "written.toml").write_text(toml.written(recipe), encoding="utf-8")
+    assert toml.parse(tmp_path / "written.toml") == recipe
 
 
 def test_recipe_is_found_by_its_name():
-    assert config.read("numbers").data == config.parse(config.recipes()["numbers"]).data
+    assert toml.read("numbers").data == toml.parse(toml.recipes()["numbers"]).data
 
 
 @pytest.mark.parametrize("text", [REVERSE, TABLE, PARALLEL])
 def test_written_settings_parse_to_the_same(read, text):
     changes = ['text.target.kind="char"', "train.patience=3", "decode.top_p=0.5", 'about="ein \\"Hund\\"\\n한국어"']
     given = read(text, *changes)
-    assert read(config.written(given)) == given
+    assert read(toml.written(given)) == given
 
 
 def test_written_settings_keep_infinity(read):
     given = read(REVERSE, "train.clip=inf")
-    assert read(config.written(given)).train.clip == float("inf")
+    assert read(toml.written(given)).train.clip == float("inf")
 
 
 def test_settings_are_frozen(read):
@@ -72,9 +72,9 @@ def test_settings_are_frozen(read):
 
 def test_changed_settings_leave_the_given_ones(read):
     given = read(REVERSE)
-    assert config.changed(given, ["train.steps=7"]).train.steps == 7
+    assert toml.changed(given, ["train.steps=7"]).train.steps == 7
     assert given.train.steps == 10_000
-    assert refusal(config.changed, given, ["train.step=7"]) == (
+    assert refusal(toml.changed, given, ["train.step=7"]) == (
         "--set: unknown setting train.step. Did you mean train.steps?"
     )
 
@@ -185,7 +185,7 @@ def test_rotary_positions_need_even_heads(read):
     ],
 )
 def test_change_is_toml_or_plain_text(change, value):
-    assert config.merge({"a": {"c": 1}}, [change]) == {"a": {"b": value, "c": 1}}
+    assert toml.merge({"a": {"c": 1}}, [change]) == {"a": {"b": value, "c": 1}}
 
 
 scalars = (
@@ -197,22 +197,22 @@ scalars = (
 @given(scalars | st.lists(st.integers(0, 9), max_size=3))
 def test_change_takes_every_value(value):
     written = json.dumps(value, ensure_ascii=False).replace("Infinity", "inf")
-    assert config.merge({}, [f"a.b={written}"]) == {"a": {"b": value}}
+    assert toml.merge({}, [f"a.b={written}"]) == {"a": {"b": value}}
 
 
 def test_later_changes_win():
-    assert config.merge({}, ["a=1", "a=2"]) == {"a": 2}
+    assert toml.merge({}, ["a=1", "a=2"]) == {"a": 2}
 
 
 @pytest.mark.parametrize("change", ["train.steps", "=3", " =3", ""])
 def test_change_without_name_or_value_is_refused(change):
-    assert refusal(config.merge, {}, [change]) == (
+    assert refusal(toml.merge, {}, [change]) == (
         f"--set {change} is not of the form name=value, as in --set train.steps=200."
     )
 
 
 def test_change_inside_a_value_is_refused():
-    assert refusal(config.merge, {"train": {"steps": 3}}, ["train.steps.x=1"]) == (
+    assert refusal(toml.merge, {"train": {"steps": 3}}, ["train.steps.x=1"]) == (
         "--set train.steps.x=1: steps is a value, not a group of settings."
     )
 
@@ -221,18 +221,18 @@ def test_change_inside_a_value_is_refused():
 
 
 def test_unknown_recipe_is_answered_with_the_nearest():
-    assert refusal(config.read, "number") == "unknown recipe number. Did you mean numbers? See `regard recipes`."
-    assert refusal(config.read, "zzzz") == "unknown recipe zzzz. See `regard recipes`."
+    assert refusal(toml.read, "number") == "unknown recipe number. Did you mean numbers? See `regard recipes`."
+    assert refusal(toml.read, "zzzz") == "unknown recipe zzzz. See `regard recipes`."
 
 
 def test_missing_file_lists_the_recipes(tmp_path):
     path = tmp_path / "none.toml"
-    known = ", ".join(config.recipes())
-    assert refusal(config.read, str(path)) == f"{path} does not exist. Give a .toml file, or a recipe: {known}."
+    known = ", ".join(toml.recipes())
+    assert refusal(toml.read, str(path)) == f"{path} does not exist. Give a .toml file, or a recipe: {known}."
 
 
 def test_directory_is_no_settings_file(tmp_path):
-    assert refusal(config.read, str(tmp_path)) == (
+    assert refusal(toml.read, str(tmp_path)) == (
         f"{tmp_path} is a directory, expected a .toml file or a recipe's name."
     )
 
@@ -241,7 +241,7 @@ def test_directory_is_no_settings_file(tmp_path):
 def test_file_that_is_not_toml_is_refused(tmp_path, content):
     path = tmp_path / "bad.toml"
     path.write_bytes(content)
-    assert refusal(config.read, str(path)).startswith(f"{path} is not TOML: ")
+    assert refusal(toml.read, str(path)).startswith(f"{path} is not TOML: ")
 
 
 def test_paths_become_absolute(read, tmp_path, monkeypatch):
@@ -267,6 +267,6 @@ def test_missing_environment_variable_says_how_to_obtain(read, monkeypatch, name
 
 def test_missing_environment_variable_of_a_recipe_says_how_to_obtain(monkeypatch):
     monkeypatch.delenv("REGARD_DATA", raising=False)
-    message = refusal(config.read, "multi30k")
+    message = refusal(toml.read, "multi30k")
     assert "the environment variable $REGARD_DATA is not set" in message
-    assert config.parse(config.recipes()["multi30k"]).data.obtain in message
+    assert toml.parse(toml.recipes()["multi30k"]).data.obtain in message
