@@ -49,7 +49,8 @@ def decode(
 ) -> list[list[Hypothesis]]:
     """The `best` outputs of every source (sentences, source), best first; samples come in the order they were drawn.
     The answer to a source does not depend on what else is in the batch. No output has more than `most` tokens."""
-    longest = ((lengths * config.max_ratio).long() + config.max_extra).clamp(max=most)
+    longest = (lengths * config.max_ratio).long() + config.max_extra
+    longest = longest if most is None else longest.clamp(max=most)
     prefix = torch.full((len(source), max(map(len, prefixes or [[]]))), PAD)
     for row, tokens in enumerate(prefixes or []):
         prefix[row, : len(tokens)] = torch.tensor(tokens)
