@@ -96,10 +96,10 @@ def train(model: dict[str, Any], options: argparse.Namespace, folder: Path) -> R
 
 
 def show(results: dict[str, Result], out: Console) -> None:
-    """Exact match and letter errors, by source length."""
+    """Exact match, and wrong letters (edits per 100), by source length."""
     table = Table("source letters", "examples")
     for name in results:
-        table.add_column(f"{name}\nexact % (letter errors %)", justify="right")
+        table.add_column(f"{name}\nexact % (errors %)", justify="right")
     for low, high in [*((end - BUCKET + 1, end) for end in range(BUCKET, LONGEST + 1, BUCKET)), (1, LONGEST)]:
         parts = [result.inside(low, high) for result in results.values()]
         if high - low == LONGEST - 1:
@@ -114,7 +114,7 @@ def show(results: dict[str, Result], out: Console) -> None:
 
 
 def draw(results: dict[str, Result], path: Path) -> None:
-    """Exact match against source length."""
+    """Exact match against source length, where at least 20 examples say so (there are 26 strings of one letter)."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -123,7 +123,7 @@ def draw(results: dict[str, Result], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     for (name, result), mark in zip(results.items(), "osD", strict=True):
         points = [(length, *result.inside(length, length)) for length in range(1, LONGEST + 1)]
-        shown = [(length, exact) for length, count, exact, _ in points if count]
+        shown = [(length, exact) for length, count, exact, _ in points if count >= 20]
         axes.plot(*zip(*shown, strict=True), marker=mark, markersize=4, label=name)
     axes.set(xlabel="letters in the source", ylabel="turned round exactly, %", ylim=(-3, 103))
     axes.grid(alpha=0.3)

@@ -8,7 +8,7 @@ import torch
 
 from regard.batch import Pair, collate, source_batch
 from regard.config import DecodeConfig, RNNConfig, TransformerConfig
-from regard.decode import decode, repeats
+from regard.decode import decode, largest, repeats
 from regard.models import Recurrent, State, Transformer
 from regard.text import BOS, EOS, PAD
 
@@ -134,6 +134,17 @@ def test_no_repeat(model):
     assert repeats([4, 5, 6, 4, 5], 3) == [6]
     assert repeats([4], 3) == []
     assert repeats([4, 5], 1) == [4, 5]
+
+
+@pytest.mark.parametrize(("rows", "size", "count"), [(3, 5000, 7), (2, 64 * 41, 5), (1, 9000, 4), (5, 70, 6)])
+def test_the_largest_are_those_of_topk(rows, size, count):
+    values = torch.randn(rows, size, generator=torch.Generator().manual_seed(size))
+    values[:, :: size // 9] = -math.inf
+    values[0, -3:] = torch.tensor([7.0, 9.0, 8.0])
+    wanted, places = values.topk(count)
+    found, order = largest(values, count)
+    assert torch.equal(found, wanted)
+    assert torch.equal(order, places)
 
 
 class Coin:

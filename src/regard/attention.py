@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.layers import Linear
 from regard.mask import distance
 from regard.position import linear_bias, rotary
 
@@ -167,7 +168,7 @@ def multi_head(
     size: int, heads: int, *, bias: bool = True, order: Literal["none", "rotary", "linear"] = "none"
 ) -> Attention:
     """B4: projections of all heads at once, joined and mixed by an output matrix."""
-    parts = [nn.Linear(size, size, bias=bias) for _ in range(4)]
+    parts = [Linear(size, size, bias=bias) for _ in range(4)]
     for part in parts:
         nn.init.xavier_uniform_(part.weight)
         if bias:
@@ -184,7 +185,7 @@ def one_head(size: int, score: Literal["dot", "scaled dot", "general", "additive
         case "scaled dot":
             return Attention(same, same, same, same)
         case "general":
-            return Attention(same, nn.Linear(size, size, bias=False), same, same, score=dot)
+            return Attention(same, Linear(size, size, bias=False), same, same, score=dot)
         case "additive":
-            query, key = nn.Linear(size, size), nn.Linear(size, size, bias=False)
+            query, key = Linear(size, size), Linear(size, size, bias=False)
             return Attention(query, key, same, same, score=Additive(size))

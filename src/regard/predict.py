@@ -9,8 +9,9 @@ from regard.batch import source_batch
 from regard.checkpoint import fill, load_config, load_tensors, load_vocabularies
 from regard.config import Config, DecodeConfig
 from regard.decode import Hypothesis, decode
-from regard.device import choose
+from regard.device import choose, keep_memory
 from regard.errors import InputError, RunError
+from regard.layers import by_column
 from regard.models import Seq2Seq, build
 from regard.text import EOS, Vocabulary
 from regard.toml import changed
@@ -126,6 +127,7 @@ def grouped(order: Sequence[int], sources: Sequence[Sequence[int]], budget: int)
 
 def load(run: str | Path, changes: Iterable[str] = (), device: str = "auto") -> Predictor:
     """Open a run that `regard train` made; `changes` are settings as in `--set`."""
+    keep_memory()
     folder = Path(run)
     config = changed(load_config(folder), changes)
     source, target = load_vocabularies(folder)
@@ -134,6 +136,7 @@ def load(run: str | Path, changes: Iterable[str] = (), device: str = "auto") -> 
     if not path.exists():
         raise RunError(f"{folder} has no model yet: training has not reached its first validation.")
     fill(model, load_tensors(path), path)
+    by_column(model)
     return Predictor(model.to(choose(device)), config, source, target)
 
 

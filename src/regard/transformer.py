@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.attention import Attention, Memory, multi_head
 from regard.config import TransformerConfig
-from regard.layers import Dropout
+from regard.layers import Dropout, LayerNorm, Linear
 from regard.mask import causal
 from regard.position import Learned, Sinusoidal
 
@@ -21,7 +21,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, size: int, inner: int, activation: str) -> None:
         super().__init__()
-        self.widen, self.narrow = nn.Linear(size, inner), nn.Linear(inner, size)
+        self.widen, self.narrow = Linear(size, inner), Linear(inner, size)
         self.activation = ACTIVATIONS[activation]
         for part in (self.widen, self.narrow):
             nn.init.xavier_uniform_(part.weight)
@@ -29,8 +29,9 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(.., size) -> (.., size)."""
-        narrowed: Tensor = self.narrow(self.activation(self.widen(x)))
-        return narrowed
+        return self.narrow(self.activation(self.widen(x)))
+
+    __call__ = forward
 
 
 class Residual(nn.Module):
@@ -38,13 +39,15 @@ class Residual(nn.Module):
 
     def __init__(self, size: int, dropout: float, where: Literal["pre", "post"]) -> None:
         super().__init__()
-        self.norm, self.dropout, self.where = nn.LayerNorm(size), Dropout(dropout), where
+        self.norm, self.dropout, self.where = LayerNorm(size), Dropout(dropout), where
 
     def forward(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
         """x (.., size) -> (.., size)."""
         pre = self.where == "pre"
         x = x + self.dropout(part(self.norm(x) if pre else x))
         return x if pre else self.norm(x)
+
+    __call__ = forward
 
 
 class Block(nn.Module):
@@ -120,7 +123,7 @@ class Stack(nn.Module):
         self.positions = positions(config, longest)
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, cross=cross) for _ in range(layers))
-        self.norm = nn.LayerNorm(config.size) if config.norm == "pre" else nn.Identity()
+        self.norm = LayerNorm(config.size) if config.norm == "pre" else nn.Identity()
 
     def prepare(self, x: Tensor, start: int = 0) -> Tensor:
         """Embeddings (batch, query, size) scaled as published, with positions and dropout."""
