@@ -26,6 +26,8 @@ from train import FEEDFORWARD, SIZE, VOCABULARY, heading, marian_model, regard_m
 
 from regard.config import DecodeConfig
 from regard.decode import decode
+from regard.device import keep_memory
+from regard.layers import by_column
 from regard.models import Transformer
 from regard.text import BOS, EOS, PAD, SPECIAL, UNK
 
@@ -53,14 +55,11 @@ def random_marian() -> nn.Module:
 
 
 def copied(theirs: nn.Module) -> Transformer:
-    """The same model as ours; the tensors are shared."""
+    """The same model as ours."""
     ours = regard_model(positions="learned")
-    table = theirs.model.shared
-    ours.source_embedding = ours.target_embedding = table
-    ours.output.weight = table.weight
-    ours.output.bias = nn.Parameter(theirs.final_logits_bias[0])
+    pairs = [(theirs.model.shared, ours.source_embedding)]
     for stack, own in ((theirs.model.encoder, ours.encoder), (theirs.model.decoder, ours.decoder)):
-        own.positions.table = stack.embed_positions.weight
+        own.positions.table.data = stack.embed_positions.weight.detach().clone()
         for layer, block in zip(stack.layers, own.blocks, strict=True):
             attentions = [(layer.self_attn, block.self_attention)]
             norms = [layer.self_attn_layer_norm, layer.final_layer_norm]
@@ -68,11 +67,20 @@ def copied(theirs: nn.Module) -> Transformer:
                 attentions.append((layer.encoder_attn, block.cross_attention))
                 norms.insert(1, layer.encoder_attn_layer_norm)
             for attention, part in attentions:
-                part.query, part.key, part.value = attention.q_proj, attention.k_proj, attention.v_proj
-                part.output = attention.out_proj
-            block.feedforward.widen, block.feedforward.narrow = layer.fc1, layer.fc2
-            for norm, residual in zip(norms, block.residuals, strict=True):
-                residual.norm = norm
+                names = (
+                    ("q_proj", part.query),
+                    ("k_proj", part.key),
+                    ("v_proj", part.value),
+                    ("out_proj", part.output),
+                )
+                pairs += [(getattr(attention, name), linear) for name, linear in names]
+            pairs += [(layer.fc1, block.feedforward.widen), (layer.fc2, block.feedforward.narrow)]
+            pairs += [(norm, residual.norm) for norm, residual in zip(norms, block.residuals, strict=True)]
+    for other, part in pairs:
+        part.load_state_dict(other.state_dict())
+    ours.output.bias.data = theirs.final_logits_bias[0].detach().clone()
+    keep_memory()  # as `regard.load` does; it serves the whole process, so the others too
+    by_column(ours)
     return ours.eval()
 
 
