@@ -12,7 +12,19 @@ from torch.autograd import gradcheck
 from torch.func import functional_call
 from torch.testing import assert_close
 
-from regard.attention import Additive, Memory, attend, biased, context, dot, multi_head, one_head, scaled_dot, softmax
+from regard.attention import (
+    Additive,
+    Memory,
+    attend,
+    biased,
+    context,
+    dot,
+    fused_is_faster,
+    multi_head,
+    one_head,
+    scaled_dot,
+    softmax,
+)
 from regard.mask import causal, padding
 from regard.position import linear_bias, rotary
 
@@ -175,12 +187,21 @@ def test_fused_equals_plain(mask, dtype, near, monkeypatch):
     assert_close(*slopes, rtol=0, atol=near)
 
 
-@pytest.mark.parametrize(("queries", "keys", "score"), [(5, 7, scaled_dot), (1, 263, scaled_dot), (5, 263, dot)])
-def test_the_plain_path_serves_the_rest(queries, keys, score, monkeypatch):
+def test_the_plain_path_serves_the_rest(monkeypatch):
     monkeypatch.setattr(F, "scaled_dot_product_attention", None)
-    query, *memory = drawn(queries, keys)
-    found = context(query, Memory(*memory), None, score)
-    assert_close(found, attend(query, *memory, score=score).context, **EXACT)
+    for query, keys, values, score in (
+        (*drawn(5, 263), dot),
+        (torch.randn(131, 2, 1, 3), torch.randn(131, 2, 7, 3), torch.randn(131, 2, 7, 5), scaled_dot),
+    ):
+        found = context(query, Memory(keys, values), None, score)
+        assert_close(found, attend(query, keys, values, score=score).context, **EXACT)
+
+
+def test_the_choice_is_the_one_that_was_measured():
+    assert fused_is_faster(torch.empty(300, 4, 15, 64))
+    assert fused_is_faster(torch.empty(1, 4, 1, 64))
+    assert not fused_is_faster(torch.empty(320, 4, 1, 64))
+    assert not fused_is_faster(torch.empty(300, 4, 15, 64, dtype=torch.bfloat16))
 
 
 # --- B5: why it is scaled --------------------------------------------------------------------------------------------

@@ -95,16 +95,20 @@ def attend(
 
 
 def context(query: Tensor, memory: Memory, mask: Tensor | None, score: Score) -> Tensor:
-    """The context alone, by whichever equal form is faster. This is the one place that chooses.
-
-    At the lengths of sentences the plain product wins on a CPU (docs/log.md has the figures); torch's fused kernel wins
-    on accelerators and for long keys. Not all of its forms give a blind query zeros, so those are blanked after it.
-    """
-    keys, values = memory
-    if score is scaled_dot and (query.is_cuda or (keys.shape[-2] > 256 and query.shape[-2] > 1)):
-        fused = F.scaled_dot_product_attention(query, keys, values, mask)
+    """The context alone, by whichever equal form is faster. This is the one place that chooses (docs/log.md has the
+    figures). Not all forms of the fused kernel give a blind query zeros, so those are blanked after it."""
+    if score is scaled_dot and fused_is_faster(query):
+        fused = F.scaled_dot_product_attention(query, *memory, mask)
         return fused if mask is None else torch.where(mask.any(-1, keepdim=True), fused, 0.0)
-    return attend(query, keys, values, mask, score=score).context
+    return attend(query, *memory, mask, score=score).context
+
+
+def fused_is_faster(query: Tensor) -> bool:
+    """Whether torch's fused kernel beats the plain product for queries (batch, heads, query, size): on a CPU neither
+    in bfloat16, where its backward is slow, nor for one query in each of many rows, as in a wide beam."""
+    if not query.is_cpu:
+        return True
+    return query.dtype != torch.bfloat16 and (query.shape[-2] > 1 or len(query) < 128)
 
 
 # --- with weights ----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from regard.batch import Pair, collate
 from regard.errors import InputError
 from regard.predict import Predictor
 from regard.record import record
+from regard.text import EOS
 
 SHADES = " ░▒▓█"
 
@@ -30,7 +31,7 @@ def alignment(predictor: Predictor, text: str) -> Alignment:
         raise InputError("there is nothing to look at in an empty text.")
     answer = predictor.predict([text])[0][0]
     target = predictor.target.encode(answer.text).ids
-    batch = collate([Pair([*source, 3], target)])
+    batch = collate([Pair([*source, EOS], target)])
     with torch.inference_mode(), record(predictor.model) as maps:
         predictor.model.hidden(batch)
     crosses = [weights for name, weights in maps.items() if name.endswith(("cross_attention", "decoder.attention"))]

@@ -8,7 +8,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard.attention import Memory, one_head
 from regard.config import RNNConfig
-from regard.layers import Dropout
+from regard.layers import Dropout, Linear
 from regard.mask import padding
 
 NETWORKS = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
@@ -69,8 +69,8 @@ class Decoder(nn.Module):
         self.attention = None if config.attention == "none" else one_head(size, config.attention)
         widths = [config.embedding + size] + [size] * (config.layers - 1)
         self.cells = nn.ModuleList(CELLS[config.cell](width, size) for width in widths)
-        self.bridge = nn.Linear(size, size)
-        self.join = nn.Linear(2 * size + config.embedding, config.embedding)
+        self.bridge = Linear(size, size)
+        self.join = Linear(2 * size + config.embedding, config.embedding)
         self.dropout = Dropout(config.dropout)
 
     def remember(self, states: Tensor, last: Tensor, lengths: Tensor) -> tuple[Source, Hidden]:
