@@ -27,7 +27,7 @@ from train import FEEDFORWARD, SIZE, VOCABULARY, heading, marian_model, regard_m
 from regard.config import DecodeConfig
 from regard.decode import decode
 from regard.device import keep_memory
-from regard.layers import by_column
+from regard.layers import settle
 from regard.models import Transformer
 from regard.text import BOS, EOS, PAD, SPECIAL, UNK
 
@@ -67,20 +67,17 @@ def copied(theirs: nn.Module) -> Transformer:
                 attentions.append((layer.encoder_attn, block.cross_attention))
                 norms.insert(1, layer.encoder_attn_layer_norm)
             for attention, part in attentions:
-                names = (
-                    ("q_proj", part.query),
-                    ("k_proj", part.key),
-                    ("v_proj", part.value),
-                    ("out_proj", part.output),
-                )
-                pairs += [(getattr(attention, name), linear) for name, linear in names]
+                three = [attention.q_proj, attention.k_proj, attention.v_proj]
+                part.maps.weight.data = torch.cat([each.weight.detach() for each in three])
+                part.maps.bias.data = torch.cat([each.bias.detach() for each in three])
+                pairs.append((attention.out_proj, part.output))
             pairs += [(layer.fc1, block.feedforward.widen), (layer.fc2, block.feedforward.narrow)]
             pairs += [(norm, residual.norm) for norm, residual in zip(norms, block.residuals, strict=True)]
     for other, part in pairs:
         part.load_state_dict(other.state_dict())
     ours.output.bias.data = theirs.final_logits_bias[0].detach().clone()
     keep_memory()  # as `regard.load` does; it serves the whole process, so the others too
-    by_column(ours)
+    settle(ours)
     return ours.eval()
 
 
@@ -138,11 +135,12 @@ def with_ctranslate2(folder: str, kind: str, threads: int) -> Translate:
 def products_alone(model: Transformer) -> Translate:
     """The roof: every matrix product of the work and nothing else, each matrix stored the way that multiplies faster
     for few rows."""
-    crosses = [block.cross_attention for block in model.decoder.blocks]
-    once = [cross.key for cross in crosses] + [cross.value for cross in crosses]
-    once += [part for part in model.encoder.modules() if isinstance(part, nn.Linear)]
-    often = [part for part in model.decoder.modules() if isinstance(part, nn.Linear) and part not in once]
-    matrices = [[part.weight.detach().T.contiguous() for part in parts] for parts in (once, [*often, model.output])]
+    maps = [block.cross_attention.maps for block in model.decoder.blocks]
+    once = [part.weight for part in model.encoder.modules() if isinstance(part, nn.Linear)]
+    once += [part.weight[SIZE:] for part in maps]
+    often = [part.weight for part in model.decoder.modules() if isinstance(part, nn.Linear) and part not in maps]
+    often += [part.weight[:SIZE] for part in maps] + [model.output.weight]
+    matrices = [[weight.detach().T.contiguous() for weight in weights] for weights in (once, often)]
 
     def translate(source: Tensor, beam: int) -> list[list[int]]:
         with torch.inference_mode():

@@ -58,11 +58,19 @@ def attend_slowly(
 def rival(attention: Attention) -> nn.MultiheadAttention:
     """torch's own layer with the same weights."""
     theirs = nn.MultiheadAttention(attention.output.in_features, attention.heads, batch_first=True)
-    parts = attention.query, attention.key, attention.value
-    theirs.in_proj_weight = nn.Parameter(torch.cat([part.weight for part in parts]).detach())
-    theirs.in_proj_bias = nn.Parameter(torch.cat([part.bias for part in parts]).detach())
+    theirs.in_proj_weight = nn.Parameter(attention.maps.weight.detach().clone())
+    theirs.in_proj_bias = nn.Parameter(attention.maps.bias.detach().clone())
     theirs.out_proj = attention.output
     return theirs
+
+
+def three_maps(attention: Attention) -> list[nn.Linear]:
+    """The maps of queries, keys and values of a multi-head attention, each as a layer of its own."""
+    size = attention.maps.in_features
+    layers = [nn.Linear(size, size) for _ in range(3)]
+    for layer, weight, bias in zip(layers, attention.maps.weight.chunk(3), attention.maps.bias.chunk(3), strict=True):
+        layer.weight, layer.bias = nn.Parameter(weight.detach()), nn.Parameter(bias.detach())
+    return layers
 
 
 class Scored(NamedTuple):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import EXACT, attend_slowly, rival, shaken
+from oracles import EXACT, attend_slowly, rival, shaken, three_maps
 from oracles import exact as exact
 from torch import nn
 from torch.autograd import gradcheck
@@ -232,7 +232,7 @@ def test_multi_head_is_the_one_of_torch(cross, mask):
     hidden = padding(lengths, keys) if mask in ("padding", "both") else None
     ahead = causal(5, keys) if mask in ("causal", "both") else None
     joined = hidden if ahead is None else ahead if hidden is None else ahead & hidden
-    found = ours(inputs, ours.remember(source), joined)
+    found = ours(ours.ask(inputs), ours.remember(source), joined)
     wanted, weights = rival(ours)(
         inputs,
         source,
@@ -242,45 +242,56 @@ def test_multi_head_is_the_one_of_torch(cross, mask):
         average_attn_weights=False,
     )
     assert_close(found, wanted, **EXACT)
-    assert_close(ours.weights(inputs, ours.remember(source), joined), weights, **EXACT)
+    assert_close(ours.weights(ours.ask(inputs), ours.remember(source), joined), weights, **EXACT)
 
 
-def test_multi_head_without_bias_begins_with_four_matrices():
-    assert [tuple(part.shape) for part in multi_head(15, 3, bias=False).parameters()] == [(15, 15)] * 4
-    assert not any(part.bias.any() for part in (multi_head(15, 3).query, multi_head(15, 3).output))
+def test_multi_head_without_bias_is_two_matrices():
+    assert [tuple(part.shape) for part in multi_head(15, 3, bias=False).parameters()] == [(45, 15), (15, 15)]
+    assert not any(part.bias.any() for part in (multi_head(15, 3).maps, multi_head(15, 3).output))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_product_gives_what_three_give(bias):
+    layer = shaken(multi_head(12, 3, bias=bias))
+    inputs = torch.randn(2, 5, 12)
+    queries, memory = layer.both(inputs)
+    assert_close(queries, layer.ask(inputs), **EXACT)
+    for found, wanted in zip(memory, layer.remember(inputs), strict=True):
+        assert_close(found, wanted, **EXACT)
 
 
 @pytest.mark.parametrize("order", ["none", "rotary", "linear"])
 @pytest.mark.parametrize("keys", [7, 263], ids=["plain", "fused"])
 def test_the_weights_are_those_that_forward_used(order, keys):
     layer = shaken(multi_head(12, 3, order=order))
-    inputs, memory = torch.randn(2, 5, 12), layer.remember(torch.randn(2, keys, 12))
+    queries, memory = layer.both(torch.randn(2, 5, 12), layer.both(torch.randn(2, keys - 5, 12))[1])
     mask = padding(torch.tensor([keys - 2, keys]), keys)
-    weights = layer.weights(inputs, memory, mask)
+    weights = layer.weights(queries, memory, mask)
     assert weights.shape == (2, 3, 5, keys)
     assert_close(weights.sum(-1), torch.ones(2, 3, 5), **EXACT)
     mixed = (weights @ memory.values).transpose(1, 2).flatten(2)
-    assert_close(layer(inputs, memory, mask), layer.output(mixed), **EXACT)
+    assert_close(layer(queries, memory, mask), layer.output(mixed), **EXACT)
 
 
 @pytest.mark.parametrize("order", ["rotary", "linear"])
 def test_the_last_query_stands_at_the_last_key(order):
     layer = shaken(multi_head(12, 3, order=order))
     inputs = torch.randn(2, 7, 12)
-    memory = layer.remember(inputs)
-    assert_close(layer(inputs[:, 4:], memory), layer(inputs, memory)[:, 4:], **EXACT)
+    whole = layer(*layer.both(inputs))
+    later = layer(*layer.both(inputs[:, 4:], layer.both(inputs[:, :4])[1]))
+    assert_close(later, whole[:, 4:], **EXACT)
 
 
 def test_order_by_hand():
     inputs = torch.randn(1, 5, 12)
     turned, sloped = (shaken(multi_head(12, 3, order=order)) for order in ("rotary", "linear"))
-    query, keys = (part(inputs).view(1, 5, 3, 4).transpose(1, 2) for part in (turned.query, turned.key))
+    query, keys = (part(inputs).view(1, 5, 3, 4).transpose(1, 2) for part in three_maps(turned)[:2])
     scores = rotary(query) @ rotary(keys).mT / 2
-    assert_close(turned.weights(inputs, turned.remember(inputs)), scores.softmax(-1), **EXACT)
-    query, keys = (part(inputs).view(1, 5, 3, 4).transpose(1, 2) for part in (sloped.query, sloped.key))
+    assert_close(turned.weights(*turned.both(inputs)), scores.softmax(-1), **EXACT)
+    query, keys = (part(inputs).view(1, 5, 3, 4).transpose(1, 2) for part in three_maps(sloped)[:2])
     far = (torch.arange(5) - torch.arange(5)[:, None]).abs()
     scores = query @ keys.mT / 2 + linear_bias(3, far)
-    assert_close(sloped.weights(inputs, sloped.remember(inputs)), scores.softmax(-1), **EXACT)
+    assert_close(sloped.weights(*sloped.both(inputs)), scores.softmax(-1), **EXACT)
 
 
 @pytest.mark.parametrize("score", ["dot", "scaled dot", "general", "additive"])
@@ -292,14 +303,14 @@ def test_one_head_by_hand(score):
         case "scaled dot":
             energies = [state @ other / math.sqrt(5) for other in states]
         case "general":
-            energies = [state @ layer.key.weight @ other for other in states]
+            energies = [state @ layer.maps.key.weight @ other for other in states]
         case "additive":
-            asked = layer.query.weight @ state + layer.query.bias
-            energies = [layer.score.vector @ torch.tanh(asked + layer.key.weight @ other) for other in states]
+            asked = layer.maps.query.weight @ state + layer.maps.query.bias
+            energies = [layer.score.vector @ torch.tanh(asked + layer.maps.key.weight @ other) for other in states]
     weights = torch.stack(energies).softmax(0)
     memory = layer.remember(states[None])
-    assert_close(layer.weights(state[None, None], memory)[0, 0, 0], weights, **EXACT)
-    assert_close(layer(state[None, None], memory)[0, 0], weights @ states, **EXACT)
+    assert_close(layer.weights(layer.ask(state[None, None]), memory)[0, 0, 0], weights, **EXACT)
+    assert_close(layer(layer.ask(state[None, None]), memory)[0, 0], weights @ states, **EXACT)
 
 
 def test_one_head_learns_only_what_its_score_has():

@@ -81,7 +81,7 @@ def test_a_beam_of_one_is_greedy(model):
     wide = run(model, SOURCES, longer.model_copy(update={"beam": 1}), best=1)
     from regard import decode as module
 
-    limits = module.Limits(torch.full((len(SOURCES),), 9), torch.full((len(SOURCES), 0), PAD), 0)
+    limits = module.Limits(torch.full((len(SOURCES),), 9), torch.full((len(SOURCES), 0), PAD), 0, 9)
     beam = module.beam_search(model, *source_batch(SOURCES), limits, longer.model_copy(update={"beam": 1}), 1)
     assert [h[0].tokens for h in greedy] == [h[0].tokens for h in wide] == [h[0].tokens for h in beam]
 

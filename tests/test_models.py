@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 from regard.batch import Pair, collate
 from regard.config import Config, DecodeConfig, ReverseData, RNNConfig, TextConfig, TrainConfig, TransformerConfig
+from regard.layers import settle
 from regard.models import Recurrent, Transformer, build
 
 pytestmark = pytest.mark.usefixtures("exact")
@@ -47,6 +48,18 @@ every_kind = pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS.keys(
 
 def made(settings, target_vocab=TARGET):
     return shaken(build(whole(settings), SOURCE, target_vocab))
+
+
+# --- settle ----------------------------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_a_settled_model_gives_the_same_numbers(settings):
+    model, batch = made(settings), collate(PAIRS)
+    before, names = model(batch), list(model.state_dict())
+    settle(model)
+    assert_close(model(batch), before, **EXACT)
+    assert list(model.state_dict()) == names
 
 
 # --- build -----------------------------------------------------------------------------------------------------------

@@ -80,12 +80,11 @@ def seen_by_hand(decoder, kind, state, states, length, last):
         case "dot":
             energies = [state @ other for other in states[:length]]
         case "general":
-            energies = [state @ attention.key.weight @ other for other in states[:length]]
+            energies = [state @ attention.maps.key.weight @ other for other in states[:length]]
         case "additive":
-            asked = attention.query.weight @ state + attention.query.bias
-            energies = [
-                attention.score.vector @ torch.tanh(asked + attention.key.weight @ other) for other in states[:length]
-            ]
+            asked = attention.maps.query.weight @ state + attention.maps.query.bias
+            keys = [attention.maps.key.weight @ other for other in states[:length]]
+            energies = [attention.score.vector @ torch.tanh(asked + key) for key in keys]
     return torch.stack(energies).softmax(0) @ states[:length]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracles import EXACT, rival, shaken
+from oracles import EXACT, rival, shaken, three_maps
 from oracles import exact as exact
 from torch import nn
 from torch.testing import assert_close
@@ -145,7 +145,7 @@ def same_weights(theirs, ours):
                 attentions.append((layer.encoder_attn, block.cross_attention))
                 norms.insert(1, "encoder_attn_layer_norm")
             for attention, part in attentions:
-                attention.q_proj, attention.k_proj, attention.v_proj = part.query, part.key, part.value
+                attention.q_proj, attention.k_proj, attention.v_proj = three_maps(part)
                 attention.out_proj = part.output
             layer.fc1, layer.fc2 = block.feedforward.widen, block.feedforward.narrow
             for name, residual in zip(norms, block.residuals, strict=True):

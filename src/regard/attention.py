@@ -108,21 +108,58 @@ def fused_is_faster(query: Tensor) -> bool:
     in bfloat16, where its backward is slow, nor for one query in each of many rows, as in a wide beam."""
     if not query.is_cpu:
         return True
-    return query.dtype != torch.bfloat16 and (query.shape[-2] > 1 or len(query) < 128)
+    return query.dtype != torch.bfloat16 and (query.shape[-2] > 1 or query.shape[0] < 128)
 
 
 # --- with weights ----------------------------------------------------------------------------------------------------
 
 
+class Joint(Linear):
+    """The maps of queries, keys and values as one matrix: whoever needs several of them makes one product."""
+
+    def __init__(self, size: int, *, bias: bool = True) -> None:
+        super().__init__(size, 3 * size, bias=bias)
+        for part in self.weight.data.chunk(3):
+            nn.init.xavier_uniform_(part)
+        if bias:
+            nn.init.zeros_(self.bias)
+
+    def of(self, inputs: Tensor, parts: slice, heads: int) -> tuple[Tensor, ...]:
+        """inputs (batch, n, size) -> those of (queries, keys, values) that are asked for, by head."""
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
+        if parts is not ALL:
+            rows = slice(parts.start * self.in_features, parts.stop * self.in_features)
+            weight, bias = weight[rows], None if bias is None else bias[rows]
+        batch, n, size = inputs.shape
+        mapped = F.linear(inputs, weight, bias).view(batch, n, -1, heads, size // heads)
+        return mapped.permute(2, 0, 3, 1, 4).unbind(0)
+
+
+class Separate(nn.Module):
+    """The maps of queries, keys and values one by one; `Identity` stands where a model has none."""
+
+    def __init__(self, query: nn.Module, key: nn.Module, value: nn.Module) -> None:
+        super().__init__()
+        self.query, self.key, self.value = query, key, value
+
+    def of(self, inputs: Tensor, parts: slice, heads: int) -> tuple[Tensor, ...]:
+        """As `Joint.of`."""
+        maps: tuple[nn.Module, ...] = (self.query, self.key, self.value)
+        mapped: list[Tensor] = [part(inputs) for part in maps[parts]]
+        return tuple(x.view(*x.shape[:-1], heads, -1).transpose(-3, -2) for x in mapped)
+
+
+QUERY, MEMORY, ALL = slice(0, 1), slice(1, 3), slice(0, 3)
+
+
 class Attention(nn.Module):
-    """The equation with its projections and heads. Queries come from one sequence, keys and values from the same or
-    another, remembered beforehand; `Identity` stands where a model has no projection."""
+    """The equation with its maps and heads. Queries come from one sequence, keys and values from the same or another:
+    `ask` and `remember` them, or `both` at once of one sequence, then call."""
 
     def __init__(
         self,
-        query: nn.Module,
-        key: nn.Module,
-        value: nn.Module,
+        maps: Joint | Separate,
         output: nn.Module,
         *,
         heads: int = 1,
@@ -130,54 +167,55 @@ class Attention(nn.Module):
         order: Literal["none", "rotary", "linear"] = "none",
     ) -> None:
         super().__init__()
-        self.query, self.key, self.value, self.output = query, key, value, output
+        self.maps, self.output = maps, output
         self.heads, self.score, self.order = heads, score, order
 
-    def remember(self, inputs: Tensor, start: int = 0) -> Memory:
-        """inputs (batch, key, size), whose first stands at `start` -> keys and values by head."""
-        keys, values = split(self.key(inputs), self.heads), split(self.value(inputs), self.heads)
-        return Memory(rotary(keys, start) if self.order == "rotary" else keys, values)
+    def ask(self, inputs: Tensor) -> Tensor:
+        """inputs (batch, query, size) -> queries by head."""
+        return self.maps.of(inputs, QUERY, self.heads)[0]
 
-    def ask(self, inputs: Tensor, memory: Memory) -> tuple[Tensor, Score]:
-        """inputs (batch, query, size) -> queries by head, and the score that compares them with the memory."""
-        queries = split(self.query(inputs), self.heads)
-        start = memory.keys.shape[-2] - queries.shape[-2]
+    def remember(self, inputs: Tensor) -> Memory:
+        """inputs (batch, key, size) -> keys and values by head."""
+        return Memory(*self.maps.of(inputs, MEMORY, self.heads))
+
+    def both(self, inputs: Tensor, past: Memory | None = None) -> tuple[Tensor, Memory]:
+        """inputs (batch, n, size) that follow the past -> their queries, and the past with them behind it."""
+        queries, keys, values = self.maps.of(inputs, ALL, self.heads)
         if self.order == "rotary":
-            return rotary(queries, start), self.score
-        if self.order == "linear":
-            far = distance(queries.shape[-2], memory.keys.shape[-2], inputs.device)
-            return queries, biased(self.score, linear_bias(self.heads, far))
-        return queries, self.score
+            start = 0 if past is None else past.keys.shape[-2]
+            queries, keys = rotary(queries, start), rotary(keys, start)
+        if past is None:
+            return queries, Memory(keys, values)
+        return queries, Memory(torch.cat([past.keys, keys], dim=-2), torch.cat([past.values, values], dim=-2))
 
-    def forward(self, inputs: Tensor, memory: Memory, mask: Tensor | None = None) -> Tensor:
-        """inputs (batch, query, size) look at the memory -> (batch, query, size). With `order`, the last query stands
-        at the last key."""
-        queries, score = self.ask(inputs, memory)
-        mixed = context(queries, memory, mask, score)
+    def scored(self, queries: Tensor, memory: Memory) -> Score:
+        """The score that compares these queries with the memory; with an `order`, the last query stands at the last
+        key."""
+        if self.order != "linear":
+            return self.score
+        far = distance(queries.shape[-2], memory.keys.shape[-2], queries.device)
+        return biased(self.score, linear_bias(self.heads, far))
+
+    def forward(self, queries: Tensor, memory: Memory, mask: Tensor | None = None) -> Tensor:
+        """queries (batch, heads, query, size) look at the memory -> (batch, query, size)."""
+        mixed = context(queries, memory, mask, self.scored(queries, memory))
         joined: Tensor = self.output(mixed.transpose(-3, -2).flatten(-2))
         return joined
 
-    def weights(self, inputs: Tensor, memory: Memory, mask: Tensor | None = None) -> Tensor:
+    def weights(self, queries: Tensor, memory: Memory, mask: Tensor | None = None) -> Tensor:
         """The map that `forward` used, exactly: (batch, heads, query, key)."""
-        queries, score = self.ask(inputs, memory)
-        return softmax(score(queries, memory.keys), mask)
-
-
-def split(x: Tensor, heads: int) -> Tensor:
-    """(batch, n, size) -> (batch, heads, n, size / heads)."""
-    return x.view(*x.shape[:-1], heads, -1).transpose(-3, -2)
+        return softmax(self.scored(queries, memory)(queries, memory.keys), mask)
 
 
 def multi_head(
     size: int, heads: int, *, bias: bool = True, order: Literal["none", "rotary", "linear"] = "none"
 ) -> Attention:
-    """B4: projections of all heads at once, joined and mixed by an output matrix."""
-    parts = [Linear(size, size, bias=bias) for _ in range(4)]
-    for part in parts:
-        nn.init.xavier_uniform_(part.weight)
-        if bias:
-            nn.init.zeros_(part.bias)
-    return Attention(*parts, heads=heads, order=order)
+    """B4: all heads' maps in one matrix, what they saw joined and mixed by another."""
+    output = Linear(size, size, bias=bias)
+    nn.init.xavier_uniform_(output.weight)
+    if bias:
+        nn.init.zeros_(output.bias)
+    return Attention(Joint(size, bias=bias), output, heads=heads, order=order)
 
 
 def one_head(size: int, score: Literal["dot", "scaled dot", "general", "additive"]) -> Attention:
@@ -185,11 +223,11 @@ def one_head(size: int, score: Literal["dot", "scaled dot", "general", "additive
     same = nn.Identity()
     match score:
         case "dot":
-            return Attention(same, same, same, same, score=dot)
+            return Attention(Separate(same, same, same), same, score=dot)
         case "scaled dot":
-            return Attention(same, same, same, same)
+            return Attention(Separate(same, same, same), same)
         case "general":
-            return Attention(same, Linear(size, size, bias=False), same, same, score=dot)
+            return Attention(Separate(same, Linear(size, size, bias=False), same), same, score=dot)
         case "additive":
             query, key = Linear(size, size), Linear(size, size, bias=False)
-            return Attention(query, key, same, same, score=Additive(size))
+            return Attention(Separate(query, key, same), same, score=Additive(size))

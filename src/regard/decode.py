@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from regard.config import DecodeConfig
 from regard.models import State, Steppable
@@ -35,6 +34,11 @@ class Limits(NamedTuple):
     longest: Tensor  # (sentences,) tokens before <eos>
     prefix: Tensor  # (sentences, n) tokens it must begin with; PAD: free
     no_repeat: int  # no n-gram of this size twice; 0: no limit
+    soonest: int  # the least of `longest`: before that step nobody must end
+
+    def of(self, keep: Tensor) -> "Limits":
+        """The limits of some of the sentences."""
+        return self._replace(longest=self.longest[keep], prefix=self.prefix[keep])
 
 
 def decode(
@@ -55,7 +59,7 @@ def decode(
     for row, tokens in enumerate(prefixes or []):
         prefix[row, : len(tokens)] = torch.tensor(tokens)
     longest = torch.maximum(longest, (prefix != PAD).sum(1).to(longest.device))
-    limits = Limits(longest, prefix.to(source.device), config.no_repeat)
+    limits = Limits(longest, prefix.to(source.device), config.no_repeat, int(longest.min()))
     with torch.inference_mode():
         if config.sample:
             drawn = [walk(model, source, lengths, limits, sampler(config, number), config) for number in range(best)]
@@ -103,30 +107,26 @@ def walk(
 ) -> list[Hypothesis]:
     """Choose token after token; a sentence that has ended leaves the batch."""
     state = model.start(source, lengths)
-    alive = torch.arange(len(source), device=source.device)
-    tokens = torch.full_like(alive, BOS)
-    history = torch.empty(len(source), 0, dtype=torch.long, device=source.device)
-    logprobs = torch.empty(len(source), 0, device=source.device)
-    done: dict[int, Hypothesis] = {}
+    outputs = [Hypothesis([], 0.0, []) for _ in source]
+    alive = list(range(len(source)))
+    tokens = torch.full((len(source),), BOS, device=source.device)
     for step in range(int(limits.longest.max()) + 1):
         scores, state = model.step(tokens, state)
-        scores = allowed(scores, step, history, limits)
+        scores = allowed(scores, step, [outputs[row].tokens for row in alive], limits)
         tokens = choose(scores, step)
-        history = torch.cat([history, tokens[:, None]], dim=1)
-        logprobs = torch.cat([logprobs, scores.gather(1, tokens[:, None])], dim=1)
-        ended = tokens == EOS
-        if ended.any():
-            for row in ended.nonzero().flatten().tolist():
-                values = logprobs[row].tolist()
-                score = sum(values) / penalty(len(values), config.length_penalty)
-                done[int(alive[row])] = Hypothesis(history[row, :-1].tolist(), score, values)
-            if ended.all():
+        chosen = tokens.tolist()
+        for row, token, logprob in zip(alive, chosen, scores.gather(1, tokens[:, None])[:, 0].tolist(), strict=True):
+            outputs[row].tokens.append(token)
+            outputs[row].logprobs.append(logprob)
+        if EOS in chosen:
+            keep = [place for place, token in enumerate(chosen) if token != EOS]
+            if not keep:
                 break
-            keep = (~ended).nonzero().flatten()
-            alive, tokens, history, logprobs = alive[keep], tokens[keep], history[keep], logprobs[keep]
-            state = State(rows(state.source, keep), rows(state.past, keep))
-            limits = Limits(limits.longest[keep], limits.prefix[keep], limits.no_repeat)
-    return [done[row] for row in range(len(source))]
+            alive, places = [alive[place] for place in keep], torch.tensor(keep, device=source.device)
+            tokens, limits = tokens[places], limits.of(places)
+            state = State(rows(state.source, places), rows(state.past, places))
+    alpha = config.length_penalty
+    return [Hypothesis(o.tokens[:-1], sum(o.logprobs) / penalty(len(o.logprobs), alpha), o.logprobs) for o in outputs]
 
 
 # --- beams -----------------------------------------------------------------------------------------------------------
@@ -160,16 +160,19 @@ def beam_search(
     )
     ended = Beams(growing.tokens[:, :0], growing.logprobs[:, :0], growing.scores[:, :0])
     done: dict[int, list[Hypothesis]] = {}
+    largest_penalty = ((6 + limits.longest) / 6) ** config.length_penalty
     for step in range(int(limits.longest.max()) + 1):
         logprobs, state = model.step(tokens, state)
-        logprobs = allowed(logprobs, step, growing.tokens.flatten(0, 1), limits)
+        histories = growing.tokens.flatten(0, 1).tolist() if limits.no_repeat else []
+        logprobs = allowed(logprobs, step, histories, limits)
         origin, growing = grown(growing, logprobs, width)
         ends = growing.tokens[..., -1] == EOS
-        ended = merged(ended, growing, ends, penalty(step + 1, config.length_penalty), width)
-        growing = growing._replace(scores=growing.scores.masked_fill(ends, -torch.inf))
-        reach = growing.scores.amax(1) / ((6 + limits.longest) / 6) ** config.length_penalty
-        finished = reach <= ended.scores[:, best - 1] if ended.scores.shape[1] >= best else reach == -torch.inf
         order = origin + torch.arange(len(alive), device=device)[:, None] * (len(tokens) // len(alive))
+        if ends.any():
+            ended = merged(ended, growing, ends, penalty(step + 1, config.length_penalty), width)
+            growing = growing._replace(scores=growing.scores.masked_fill(ends, -torch.inf))
+        reach = growing.scores.amax(1) / largest_penalty
+        finished = reach <= ended.scores[:, best - 1] if ended.scores.shape[1] >= best else reach == -torch.inf
         if finished.any():
             for row in finished.nonzero().flatten().tolist():
                 done[int(alive[row])] = listed(ended, row, best)
@@ -179,7 +182,7 @@ def beam_search(
             alive, order = alive[keep], order[keep]
             growing, ended = Beams(*rows(growing, keep)), Beams(*rows(ended, keep))
             state = State(rows(state.source, keep), state.past)
-            limits = Limits(limits.longest[keep], limits.prefix[keep], limits.no_repeat)
+            limits, largest_penalty = limits.of(keep), largest_penalty[keep]
         state = State(state.source, rows(state.past, order.flatten()))
         tokens = growing.tokens[..., -1].flatten()
     return [done[row] for row in range(sentences)]
@@ -248,8 +251,11 @@ def listed(ended: Beams, row: int, best: int) -> list[Hypothesis]:
 
 
 def rows(tree: Any, index: Tensor) -> Any:
-    """Every tensor of a state, its rows chosen and ordered by an index."""
-    return tree_map(lambda part: part.index_select(0, index) if isinstance(part, Tensor) else part, tree)
+    """Every tensor of a state (tuples of tensors and tuples), its rows chosen and ordered by an index."""
+    if isinstance(tree, tuple):
+        parts = [rows(part, index) for part in tree]
+        return tree._make(parts) if hasattr(tree, "_make") else tuple(parts)
+    return tree.index_select(0, index) if isinstance(tree, Tensor) else tree
 
 
 def penalty(length: int, alpha: float) -> float:
@@ -257,19 +263,22 @@ def penalty(length: int, alpha: float) -> float:
     return float(((5 + length) / 6) ** alpha)
 
 
-def allowed(logprobs: Tensor, step: int, history: Tensor, limits: Limits) -> Tensor:
-    """logprobs (rows, vocab) with -inf where a token may not come next; history (rows, step)."""
+NEVER = torch.tensor([PAD, BOS])
+
+
+def allowed(logprobs: Tensor, step: int, histories: list[list[int]], limits: Limits) -> Tensor:
+    """logprobs (rows, vocab) with -inf where a token may not come next; the tokens of each row so far."""
     beam = len(logprobs) // len(limits.longest)
-    logprobs[:, [PAD, BOS]] = -torch.inf
+    logprobs.index_fill_(1, NEVER.to(logprobs.device), -torch.inf)
     if step < limits.prefix.shape[1]:
         forced = limits.prefix[:, step].repeat_interleave(beam)[:, None]
         only = torch.full_like(logprobs, -torch.inf).scatter_(1, forced, logprobs.gather(1, forced))
         logprobs = torch.where(forced == PAD, logprobs, only)
     if limits.no_repeat:
-        for row, tokens in enumerate(history.tolist()):
+        for row, tokens in enumerate(histories):
             logprobs[row, repeats(tokens, limits.no_repeat)] = -torch.inf
-    at_end = (limits.longest <= step).repeat_interleave(beam)
-    if at_end.any():
+    if step >= limits.soonest:
+        at_end = (limits.longest <= step).repeat_interleave(beam)
         only = torch.full_like(logprobs, -torch.inf)
         only[:, EOS] = logprobs[:, EOS]
         logprobs = torch.where(at_end[:, None], only, logprobs)

@@ -19,14 +19,20 @@ class Linear(nn.Linear):
 class LayerNorm(nn.LayerNorm):
     """A layer norm that is called directly, as `Linear`."""
 
-    __call__ = nn.LayerNorm.forward
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape that ends in the size -> the same shape."""
+        return torch.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps, False)
+
+    __call__ = forward
 
 
-def by_column(model: nn.Module) -> None:
-    """Lay every linear map's matrix out by column: the same numbers, up to twice as fast for few rows on a CPU."""
+def settle(model: nn.Module) -> None:
+    """Make a model that will only be used, not trained, quick for few rows on a CPU; its numbers stay the same. Linear
+    maps are laid out by column, up to twice as fast; parts become plain attributes, which torch looks up slowly."""
     for module in model.modules():
         if isinstance(module, Linear | Output):
             module.weight.data = module.weight.data.t().contiguous().t()
+        vars(module).update(module._modules | module._parameters)
 
 
 class Dropout(nn.Module):

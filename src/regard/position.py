@@ -31,6 +31,8 @@ class Sinusoidal(nn.Module):
             self.table = sinusoidal(torch.arange(2 * end, device=x.device), self.size).to(self.table)
         return x + self.table[start:end]
 
+    __call__ = forward
+
 
 class Learned(nn.Module):
     """Adds a learned vector per position; a longer input is an error."""
@@ -48,6 +50,8 @@ class Learned(nn.Module):
                 "Shorten it, or train with sinusoidal, rotary or linear positions."
             )
         return x + self.table[start:end]
+
+    __call__ = forward
 
 
 def rotary(x: Tensor, start: int = 0) -> Tensor:

@@ -11,7 +11,7 @@ from regard.config import Config, DecodeConfig
 from regard.decode import Hypothesis, decode
 from regard.device import choose, keep_memory
 from regard.errors import InputError, RunError
-from regard.layers import by_column
+from regard.layers import settle
 from regard.models import Seq2Seq, build
 from regard.text import EOS, Vocabulary
 from regard.toml import changed
@@ -136,7 +136,7 @@ def load(run: str | Path, changes: Iterable[str] = (), device: str = "auto") -> 
     if not path.exists():
         raise RunError(f"{folder} has no model yet: training has not reached its first validation.")
     fill(model, load_tensors(path), path)
-    by_column(model)
+    settle(model)
     return Predictor(model.to(choose(device)), config, source, target)
 
 

@@ -84,7 +84,8 @@ class Decoder(nn.Module):
         sentences = len(source.summary)
         if self.attention is None:
             return source.summary.repeat_interleave(len(hidden) // sentences, dim=0)
-        seen: Tensor = self.attention(hidden.reshape(sentences, -1, hidden.shape[-1]), source.memory, source.mask)
+        queries = self.attention.ask(hidden.reshape(sentences, -1, hidden.shape[-1]))
+        seen: Tensor = self.attention(queries, source.memory, source.mask)
         return seen.reshape(hidden.shape)
 
     def step(self, x: Tensor, source: Source, past: Hidden) -> tuple[Tensor, Hidden]:

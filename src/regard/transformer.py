@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -76,8 +75,8 @@ class Block(nn.Module):
 
         def look_at_self(inputs: Tensor) -> Tensor:
             nonlocal memory
-            memory = extended(past, self.self_attention, inputs)
-            looked: Tensor = self.self_attention(inputs, memory, mask)
+            queries, memory = self.self_attention.both(inputs, past)
+            looked: Tensor = self.self_attention(queries, memory, mask)
             return looked
 
         x = first(x, look_at_self)
@@ -88,19 +87,13 @@ class Block(nn.Module):
         assert memory is not None
         return x, memory
 
-
-def extended(past: Memory | None, attention: Attention, inputs: Tensor) -> Memory:
-    """The past with new inputs behind it."""
-    if past is None:
-        return attention.remember(inputs)
-    new = attention.remember(inputs, start=past.keys.shape[-2])
-    return Memory(torch.cat([past.keys, new.keys], dim=-2), torch.cat([past.values, new.values], dim=-2))
+    __call__ = forward
 
 
 def folded(attention: Attention, inputs: Tensor, source: Memory, mask: Tensor | None) -> Tensor:
     """Several hypotheses (rows) of one sentence look at the same source: as its queries, not as copies of it."""
     sentences = source.keys.shape[0]
-    looked: Tensor = attention(inputs.reshape(sentences, -1, inputs.shape[-1]), source, mask)
+    looked: Tensor = attention(attention.ask(inputs.reshape(sentences, -1, inputs.shape[-1])), source, mask)
     return looked.view(inputs.shape)
 
 
@@ -177,3 +170,5 @@ class Decoder(Stack):
             x, kept = block(x, mask, memory, source.mask, past[number] if past else None)
             memories.append(kept)
         return self.norm(x), tuple(memories)
+
+    __call__ = forward
