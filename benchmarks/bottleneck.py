@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from regard.console import Training
-from regard.evaluate import Evaluation, evaluate
+from regard.evaluation import Evaluation, evaluate
 from regard.metrics import edit_distance, mean
 from regard.predict import load
 from regard.run import fit, fresh

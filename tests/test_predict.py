@@ -10,9 +10,7 @@ from regard.batch import Pair, collate
 from regard.config import EvaluateConfig
 from regard.data import Example
 from regard.errors import DataError, InputError
-from regard.evaluate import evaluate, perplexity
-from regard.look import alignment, drawn
-from regard.record import record
+from regard.evaluation import evaluate, perplexity
 
 
 @pytest.fixture(scope="module")
@@ -72,20 +70,3 @@ def test_evaluation_adds_up(predictor):
     assert grouped.references == [["ba", "xx"], ["?"]]
     with pytest.raises(DataError, match="nothing to evaluate on"):
         evaluate(predictor, [], settings)
-
-
-def test_recorded_maps_are_the_weights_of_the_model(predictor):
-    batch = collate([Pair([5, 6, 7, 3], [5, 6])])
-    with torch.inference_mode(), record(predictor.model) as maps:
-        predictor.model.hidden(batch)
-    assert {name: tuple(weights.shape) for name, weights in maps.items()} == {"decoder.attention": (1, 1, 3, 4)}
-    torch.testing.assert_close(maps["decoder.attention"].sum(-1), torch.ones(1, 1, 3))
-
-
-def test_alignment_has_a_row_a_token(predictor):
-    aligned = alignment(predictor, "abc")
-    assert aligned.weights.shape == (len(aligned.queries), len(aligned.keys))
-    assert aligned.keys == ["a", "b", "c", "<eos>"]
-    assert len(drawn(aligned).plain.splitlines()) >= len(aligned.queries)
-    with pytest.raises(InputError, match="empty text"):
-        alignment(predictor, " ")

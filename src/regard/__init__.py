@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import ConfigError, DataError, InputError, RegardError, RunError, TrainError
 
 if TYPE_CHECKING:
-    from regard.evaluate import evaluate as evaluate
-    from regard.look import alignment as alignment
+    from regard.evaluation import evaluate as evaluate
+    from regard.look import Look as Look
+    from regard.look import look as look
     from regard.predict import Predictor as Predictor
     from regard.predict import load as load
-    from regard.record import record as record
+    from regard.recording import record as record
     from regard.run import fit as fit
     from regard.run import fresh as fresh
     from regard.run import resumed as resumed
@@ -17,11 +18,12 @@ if TYPE_CHECKING:
 
 HOMES = {
     "read": "toml",
-    "evaluate": "evaluate",
-    "alignment": "look",
+    "evaluate": "evaluation",
+    "Look": "look",
+    "look": "look",
     "Predictor": "predict",
     "load": "predict",
-    "record": "record",
+    "record": "recording",
     "fit": "run",
     "fresh": "run",
     "resumed": "run",
@@ -31,15 +33,16 @@ __all__ = [
     "ConfigError",
     "DataError",
     "InputError",
+    "Look",
     "Predictor",
     "RegardError",
     "RunError",
     "TrainError",
-    "alignment",
     "evaluate",
     "fit",
     "fresh",
     "load",
+    "look",
     "read",
     "record",
     "resumed",

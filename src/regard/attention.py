@@ -188,13 +188,13 @@ class Attention(nn.Module):
             return queries, Memory(keys, values)
         return queries, Memory(torch.cat([past.keys, keys], dim=-2), torch.cat([past.values, values], dim=-2))
 
-    def scored(self, queries: Tensor, memory: Memory) -> Score:
+    def scored(self, queries: Tensor, memory: Memory, heads: slice = slice(None)) -> Score:
         """The score that compares these queries with the memory; with an `order`, the last query stands at the last
         key."""
         if self.order != "linear":
             return self.score
         far = distance(queries.shape[-2], memory.keys.shape[-2], queries.device)
-        return biased(self.score, linear_bias(self.heads, far))
+        return biased(self.score, linear_bias(self.heads, far)[heads])
 
     def forward(self, queries: Tensor, memory: Memory, mask: Tensor | None = None) -> Tensor:
         """queries (batch, heads, query, size) look at the memory -> (batch, query, size)."""
@@ -202,9 +202,12 @@ class Attention(nn.Module):
         joined: Tensor = self.output(mixed.transpose(-3, -2).flatten(-2))
         return joined
 
-    def weights(self, queries: Tensor, memory: Memory, mask: Tensor | None = None) -> Tensor:
-        """The map that `forward` used, exactly: (batch, heads, query, key)."""
-        return softmax(self.scored(queries, memory)(queries, memory.keys), mask)
+    def weights(
+        self, queries: Tensor, memory: Memory, mask: Tensor | None = None, heads: slice = slice(None)
+    ) -> Tensor:
+        """The map that `forward` used, exactly: (batch, heads, query, key), of all heads or of some."""
+        score = self.scored(queries, memory, heads)
+        return softmax(score(queries[:, heads], memory.keys[:, heads]), mask)
 
 
 def multi_head(

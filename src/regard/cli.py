@@ -227,7 +227,7 @@ def evaluate(
     from regard.checkpoint import replace
     from regard.console import show_evaluation
     from regard.errors import ConfigError
-    from regard.evaluate import evaluate as score
+    from regard.evaluation import evaluate as score
     from regard.predict import load
     from regard.run import read_splits
 
@@ -258,18 +258,46 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 @app.command()
-def look(run: Run, text: Annotated[str, typer.Argument(help="A source text.")], changes: Changes = None) -> None:
-    """Answer one text and draw where each token of the answer looked.
+def look(
+    run: Run,
+    text: Annotated[str, typer.Argument(help="A source text.")],
+    file: Annotated[Path | None, typer.Option("--out", help="Write .html, .json, .png, .svg or .pdf.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--map", help="One attention by its name; all: a grid (pictures).")
+    ] = None,
+    head: Annotated[int | None, typer.Option(min=0, help="One head of it, from 0; the mean of all by default.")] = None,
+    token: Annotated[int | None, typer.Option(min=0, help="Calculate this row, number by number.")] = None,
+    target: Annotated[str | None, typer.Option(help="Look at this answer instead of the model's own.")] = None,
+    back: Annotated[Path | None, typer.Option(help="A run of the other direction: words that agree both ways.")] = None,
+    changes: Changes = None,
+) -> None:
+    """Answer one text and show where each token of the answer looked: in the terminal, or in a file.
 
-    Example: `regard look runs/n einundzwanzig`
+    Examples: `regard look runs/n einundzwanzig`, `regard look runs/n einundzwanzig --out why.html`,
+    `regard look runs/n einundzwanzig --token 0`, `regard look runs/m "two dogs" --map all --out heads.png`
     """
     from regard.console import out
-    from regard.look import alignment, drawn
+    from regard.look import agreed
+    from regard.look import look as looked
+    from regard.picture import calculated, drawn
     from regard.predict import load
 
-    aligned = alignment(load(run, changes or ()), text)
-    out.print(f"{text} -> {aligned.text}\n", markup=False, soft_wrap=True)
-    out.print(drawn(aligned))
+    found = looked(load(run, changes or ()), text, target=target)
+    out.print(f"{found.text} -> {found.answer.text}\n", markup=False, soft_wrap=True)
+    if file is not None:
+        found.save(file, name, head)
+        out.print(f"written: {file} ({file.stat().st_size:,} bytes)", markup=False, soft_wrap=True)
+    elif token is not None:
+        _, rows, columns = found.labelled(name, head)
+        calculation = found.calculation(token, head or 0, name)
+        out.print(f"{rows[token]} ({found.map(name).name}, head {head or 0})", markup=False)
+        out.print(calculated(calculation, columns))
+    elif back is not None:
+        other = looked(load(back, changes or ()), found.answer.text, target=found.text)
+        for answer, source in agreed(found, other):
+            out.print(f"{answer} - {source}", markup=False, soft_wrap=True)
+    else:
+        out.print(drawn(*found.labelled(name, head)))
 
 
 def main() -> None:

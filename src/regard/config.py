@@ -151,6 +151,8 @@ class TextConfig(Settings):
 
     source: Tokenization = Tokenization()
     target: Tokenization | None = None
+    languages: tuple[str, str] = ("source", "target")
+    """Codes of the two sides' languages (ISO 639), by which the server offers them."""
     max_length: Count = 256
     """The most tokens a side may have."""
     longer: Literal["drop", "cut", "error"] = "drop"

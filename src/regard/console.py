@@ -13,7 +13,7 @@ from rich.table import Table
 
 from regard.config import Config
 from regard.data import Ledger
-from regard.evaluate import Evaluation
+from regard.evaluation import Evaluation
 from regard.train import Event
 
 err = Console(stderr=True, highlight=False)

@@ -5,8 +5,9 @@ import time
 from pathlib import Path
 
 from regard.console import Training, err, out, show_evaluation
-from regard.evaluate import evaluate
-from regard.look import alignment, drawn
+from regard.evaluation import evaluate
+from regard.look import look
+from regard.picture import drawn
 from regard.predict import load
 from regard.run import fit, fresh
 from regard.toml import read
@@ -35,8 +36,8 @@ def demo(run: Path | None) -> None:
         for text, answer in zip(SHOWN, predictor(SHOWN), strict=True):
             out.print(f"  {text} -> {answer}")
         out.print("\n[bold]4. look[/bold]: where each digit looked; German says the ones before the tens\n")
-        out.print(drawn(alignment(predictor, SHOWN[0])))
-        out.print(drawn(alignment(predictor, SHOWN[1])))
+        for text in SHOWN[:2]:
+            out.print(drawn(*look(predictor, text).labelled()))
     out.print(f"done in {time.monotonic() - began:.0f} s. Your own data: see README.md and `regard recipes`.")
     if run is not None:
         err.print(f"the run is kept in {run}")

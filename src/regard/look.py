@@ -1,64 +1,392 @@
-"""What a model looked at, drawn."""
+"""Why an answer came out so: the maps of every attention behind it, as numbers, as JSON, as a picture, as a page.
 
-from typing import NamedTuple
+One form for all of them (docs/maps.md). Nothing is averaged before it is shown.
+"""
+
+import base64
+import itertools
+import json
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import torch
-from rich.text import Text
+import torch.nn.functional as F
 from torch import Tensor
 
-from regard.batch import Pair, collate
+from regard.attention import Additive, Attention, Memory, dot
+from regard.batch import Batch, Pair, collate
+from regard.checkpoint import replace
+from regard.config import DecodeConfig
 from regard.errors import InputError
-from regard.predict import Predictor
-from regard.record import record
-from regard.text import EOS
+from regard.picture import save_grid, save_map
+from regard.position import linear_bias
+from regard.predict import Output, Predictor
+from regard.recording import record, watch
+from regard.text import BOS, EOS, SPECIAL, Vocabulary, clean
 
-SHADES = " ░▒▓█"
+LARGEST = 48
+"""Rows and columns of a map that is only to be recognised, not read."""
+STUDIO = Path(__file__).parent / "studio"
 
 
-class Alignment(NamedTuple):
-    """An output and where each of its tokens looked; the last row and column are <eos>."""
+class Piece(NamedTuple):
+    """A token and the characters it came from; a special one came from none."""
 
     text: str
-    queries: list[str]
-    keys: list[str]
-    weights: Tensor  # (query, key)
+    start: int
+    end: int
 
 
-def alignment(predictor: Predictor, text: str) -> Alignment:
-    """Translate a text and give its map from output to source: the mean over the heads of the last cross-attention."""
-    source = predictor.encode(text)
-    if not source:
+class Map(NamedTuple):
+    """One attention: where each row looked."""
+
+    name: str
+    kind: Literal["self", "cross"]
+    side: Literal["encoder", "decoder"]
+    layer: int
+    weights: Tensor  # (heads, query, key)
+
+    @property
+    def rows(self) -> str:
+        """Which tokens its rows are."""
+        return "key" if self.side == "encoder" else "query"
+
+    @property
+    def columns(self) -> str:
+        """Which tokens its columns are."""
+        return "key" if self.side == "encoder" or self.kind == "cross" else "input"
+
+    def entropy(self) -> list[float]:
+        """How widely each head looks, in bits: the mean over its rows."""
+        bits = torch.special.entr(self.weights).sum(-1).mean(-1) / torch.log(torch.tensor(2.0))
+        return [float(value) for value in bits]
+
+    def distance(self) -> list[float] | None:
+        """How far each head looks, in tokens: the mean over its rows; of self-attention only."""
+        if self.kind != "self":
+            return None
+        places = torch.arange(self.weights.shape[-1])
+        far = (places - torch.arange(self.weights.shape[-2])[:, None]).abs()
+        return [float(value) for value in (self.weights * far).sum(-1).mean(-1)]
+
+
+class Calculation(NamedTuple):
+    """B8, for one query and one head: every number between the vectors and what came out."""
+
+    query: Tensor  # (size,)
+    keys: Tensor  # (key, size)
+    values: Tensor  # (key, size)
+    scores: Tensor  # (key,) query and key compared
+    scaled: Tensor  # (key,) and divided by the root of the size, or what else the model does
+    seen: Tensor  # (key,) whether it may look there
+    weights: Tensor  # (key,) softmax over what it sees
+    context: Tensor  # (size,) the sum of weights times values
+
+
+class Asked(NamedTuple):
+    """What one attention was given."""
+
+    attention: Attention
+    queries: Tensor  # (heads, query, size)
+    keys: Tensor  # (heads, key, size)
+    values: Tensor  # (heads, key, size)
+
+
+@dataclass(frozen=True)
+class Look:
+    """An answer and every map behind it."""
+
+    predictor: Predictor
+    text: str
+    answers: list[Output]
+    """Best first; the maps are those of the first."""
+
+    @cached_property
+    def answer(self) -> Output:
+        return self.answers[0]
+
+    @cached_property
+    def ids(self) -> tuple[list[int], list[int]]:
+        """The source with its <eos>, and the answer."""
+        return [*self.predictor.encode(self.text), EOS], [token.id for token in self.answer.tokens[:-1]]
+
+    @cached_property
+    def tokens(self) -> dict[str, list[Piece]]:
+        """The source (key), the answer (query), and what the decoder reads (input): the answer, one later."""
+        source, target = self.ids
+        offsets = self.predictor.source.encode(self.text).offsets[: len(source) - 1]
+        keys = [Piece(self.text[start:end], start, end) for start, end in offsets]
+        queries = pieces(self.predictor.target, target, self.answer.text)
+        ends = [Piece(SPECIAL[EOS], len(text), len(text)) for text in (self.text, self.answer.text)]
+        return {"key": [*keys, ends[0]], "query": [*queries, ends[1]], "input": [Piece(SPECIAL[BOS], 0, 0), *queries]}
+
+    @cached_property
+    def maps(self) -> list[Map]:
+        """Every attention, in the order in which the model uses them."""
+        with torch.inference_mode(), record(self.predictor.model) as found:
+            self.predictor.model.hidden(self.batch)
+        return [described(name, weights[0].float().cpu()) for name, weights in found.items()]
+
+    @cached_property
+    def batch(self) -> Batch:
+        """The answer as if it were to be learned: one pass gives all that decoding saw, step by step."""
+        device = next(self.predictor.model.parameters()).device
+        return Batch(*(tensor.to(device) for tensor in collate([Pair(*self.ids)])))
+
+    def map(self, name: str | None = None) -> Map:
+        """A map by its name; the last that goes from answer to source, if none is given."""
+        if name is None:
+            crosses = [one for one in self.maps if one.kind == "cross"]
+            if not crosses:
+                raise InputError("this model has no attention between answer and source.")
+            return crosses[-1]
+        for one in self.maps:
+            if one.name == name:
+                return one
+        raise InputError(f"there is no map {name!r}. This model has {', '.join(one.name for one in self.maps)}.")
+
+    def asked(self, names: Collection[str]) -> dict[str, Asked]:
+        """The vectors behind some maps."""
+        found: dict[str, Asked] = {}
+
+        def seen(name: str, module: Attention, queries: Tensor, memory: Memory, mask: Tensor | None) -> None:
+            before = [found[name].queries] if name in found else []
+            joined = torch.cat([*before, queries[0].float().cpu()], dim=-2)
+            found[name] = Asked(module, joined, memory.keys[0].float().cpu(), memory.values[0].float().cpu())
+
+        with torch.inference_mode(), watch(self.predictor.model, seen, lambda name: name in names):
+            self.predictor.model.hidden(self.batch)
+        return found
+
+    @torch.inference_mode()
+    def calculation(self, row: int, head: int = 0, name: str | None = None) -> Calculation:
+        """The numbers behind one row of one head."""
+        chosen = self.map(name)
+        heads, rows, _ = chosen.weights.shape
+        if not 0 <= row < rows or not 0 <= head < heads:
+            raise InputError(
+                f"row {row} of head {head} was asked for; {chosen.name} has {heads} heads (from 0) of {rows} rows."
+            )
+        asked = self.asked([chosen.name])[chosen.name]
+        query, keys, values = asked.queries[head, row], asked.keys[head], asked.values[head]
+        plain = asked.attention.score if isinstance(asked.attention.score, Additive) else dot
+        scores = plain(query[None], keys)[0]
+        scaled = asked.attention.score(query[None], keys)[0]
+        places = torch.arange(len(keys))
+        if asked.attention.order == "linear":
+            scaled = scaled + linear_bias(asked.attention.heads, (places - row)[None])[head, 0]
+        seen = places <= row if chosen.columns == "input" else places >= 0
+        weights = scaled.masked_fill(~seen, -torch.inf).softmax(-1)
+        return Calculation(query, keys, values, scores, scaled, seen, weights, weights @ values)
+
+    def aligned(self, name: str | None = None, head: int | None = None) -> list[tuple[int, int]]:
+        """Hard alignment: each row and the column it looks at most, in one head or in the mean of all."""
+        return list(enumerate(self.labelled(name, head)[0].argmax(-1).tolist()))
+
+    def words(self) -> list[tuple[int, int]]:
+        """Hard alignment of words parted by white space: each word of the answer and the one it looks at most."""
+        weights, _, _ = self.labelled()
+        of_row, of_column = (
+            [word_at(text, piece) for piece in self.tokens[axis]]
+            for text, axis in ((self.answer.text, "query"), (self.text, "key"))
+        )
+        sums = torch.zeros(len(self.answer.text.split()), len(self.text.split()))
+        for row, word in enumerate(of_row):
+            for column, other in enumerate(of_column):
+                if word is not None and other is not None:
+                    sums[word, other] += weights[row, column]
+        return list(enumerate(sums.argmax(-1).tolist()))
+
+    def labelled(self, name: str | None = None, head: int | None = None) -> tuple[Tensor, list[str], list[str]]:
+        """One head of a map, or the mean of its heads, (query, key), and the names of its rows and columns."""
+        chosen = self.map(name)
+        if head is not None and not 0 <= head < len(chosen.weights):
+            raise InputError(f"head {head} was asked for; {chosen.name} has heads 0 to {len(chosen.weights) - 1}.")
+        weights = chosen.weights.mean(0) if head is None else chosen.weights[head]
+        rows, columns = ([shown(piece) for piece in self.tokens[axis]] for axis in (chosen.rows, chosen.columns))
+        return weights, rows, columns
+
+    def tree(
+        self, *, packed: bool = False, full: Collection[str] | None = None, vectors: Collection[str] = ()
+    ) -> dict[str, Any]:
+        """What docs/maps.md describes. `packed`: maps as bytes in base64 instead of numbers; of maps whose name is not
+        in `full`, only a small picture. `vectors`: maps that come with their queries, keys and values."""
+        behind = self.asked(vectors) if vectors else {}
+        maps = []
+        for one in self.maps:
+            entry = {
+                "name": one.name,
+                "kind": one.kind,
+                "side": one.side,
+                "layer": one.layer,
+                "rows": one.rows,
+                "columns": one.columns,
+                "shape": list(one.weights.shape),
+                "entropy": rounded(one.entropy()),
+                "distance": None if one.kind != "self" else rounded(one.distance() or []),
+            }
+            if packed:
+                entry |= packing(one.weights, full is None or one.name in full)
+            else:
+                entry["heads"] = [[rounded(row, 6) for row in head] for head in one.weights.tolist()]
+            if one.name in behind:
+                entry["vectors"] = vectored(behind[one.name], one.columns == "input")
+            maps.append(entry)
+        return {
+            "version": 1,
+            "text": {"source": self.text, "target": self.answer.text},
+            "tokens": {axis: [piece._asdict() for piece in found] for axis, found in self.tokens.items()},
+            "scores": {"score": self.answer.score, "logprobs": rounded([t.logprob for t in self.answer.tokens], 6)},
+            "answers": [{"text": answer.text, "score": answer.score} for answer in self.answers],
+            "maps": maps,
+            "flags": [],
+        }
+
+    def save(self, path: str | Path, name: str | None = None, head: int | None = None) -> None:
+        """Write .json, .html (one file that opens offline), or a picture (.png, .svg, .pdf) of one map, or of every
+        head of every map if `name` is "all"."""
+        path = Path(path)
+        match path.suffix.lower():
+            case ".json":
+                replace(path, json.dumps(self.tree(), ensure_ascii=False).encode())
+            case ".html":
+                replace(path, page(self.fitting()).encode())
+            case ".png" | ".svg" | ".pdf" if name == "all":
+                save_grid(path, [(one.name, one.weights) for one in self.maps])
+            case ".png" | ".svg" | ".pdf":
+                weights, rows, columns = self.labelled(name, head)
+                save_map(path, weights, rows, columns, f"{self.text}\n{self.answer.text}")
+            case other:
+                raise InputError(f"{path} ends in {other!r}; expected .html, .json, .png, .svg or .pdf.")
+
+    def fitting(self, most: int = 3_000_000) -> dict[str, Any]:
+        """The packed tree that fits into a file of about `most` bytes: as many maps in full as have room, the one from
+        answer to source first, then as many of their vectors."""
+        left, full, vectors = most, [], []
+        for one in sorted(reversed(self.maps), key=lambda one: one.kind != "cross"):
+            size = one.weights.numel() * 4 // 3
+            if size <= left:
+                full.append(one.name)
+                left -= size
+        for name, asked in self.asked(full).items():
+            size = sum(part.numel() for part in (asked.queries, asked.keys, asked.values)) * 16 // 3
+            if size <= left:
+                vectors.append(name)
+                left -= size
+        return self.tree(packed=True, full=full, vectors=vectors)
+
+
+def look(
+    predictor: Predictor,
+    text: str,
+    *,
+    settings: DecodeConfig | None = None,
+    best: int = 1,
+    target: str | None = None,
+) -> Look:
+    """Answer a text, or take `target` for the answer, and look at why."""
+    text = clean(text)
+    if not predictor.encode(text):
         raise InputError("there is nothing to look at in an empty text.")
-    answer = predictor.predict([text])[0][0]
-    target = predictor.target.encode(answer.text).ids
-    batch = collate([Pair([*source, EOS], target)])
-    with torch.inference_mode(), record(predictor.model) as maps:
-        predictor.model.hidden(batch)
-    crosses = [weights for name, weights in maps.items() if name.endswith(("cross_attention", "decoder.attention"))]
-    if not crosses:
-        raise InputError("this model has no attention between output and source.")
-    pieces = predictor.source.encode(text)
-    keys = [text[start:end].strip() or "·" for start, end in pieces.offsets[: len(source)]]
-    spans = predictor.target.encode(answer.text).offsets
-    queries = [answer.text[start:end].strip() or "·" for start, end in spans]
-    return Alignment(answer.text, [*queries, "<eos>"], [*keys, "<eos>"], crosses[-1][0].mean(0))
+    settings = settings or predictor.config.decode
+    if target is not None:
+        settings = settings.model_copy(update={"beam": 1, "sample": False, "max_ratio": 0.0, "max_extra": 1})
+        return Look(predictor, text, predictor.predict([text], settings=settings, prefixes=[target])[0])
+    return Look(predictor, text, predictor.predict([text], settings=settings, best=best)[0])
 
 
-def drawn(aligned: Alignment, colour: bool = True, most: int = 100) -> Text:
-    """An alignment for the terminal: a row an output token, a column a source token, darker is more. Without colour
-    the shades stay readable. A source wider than `most` characters has its tokens written downwards."""
-    margin = max(map(len, aligned.queries)) + 2
-    wide = margin + sum(len(key) + 1 for key in aligned.keys) <= most
-    widths = [len(key) if wide else 1 for key in aligned.keys]
-    lines = 1 if wide else max(map(len, aligned.keys))
-    out = Text()
-    for line in range(lines):
-        labels = aligned.keys if wide else [key[line : line + 1] or " " for key in aligned.keys]
-        out.append(" " * margin + " ".join(labels) + "\n")
-    for name, weights in zip(aligned.queries, aligned.weights.tolist(), strict=True):
-        out.append(f"{name:>{margin - 2}}  ", style="bold" if colour else "")
-        for weight, width in zip(weights, widths, strict=True):
-            shade = SHADES[min(len(SHADES) - 1, int(weight * len(SHADES)))]
-            out.append(shade * width + " ", style="cyan" if colour else "")
-        out.append("\n")
-    return out
+def agreed(there: Look, back: Look) -> list[tuple[str, str]]:
+    """Words that look at each other both ways: of a translation, and of its translation back by a run of the other
+    direction, whose source is the answer. Pairs (word of the answer, word of the text), in the answer's order."""
+    forth = there.words()
+    other = {(source, answer) for answer, source in back.words()}
+    words = there.answer.text.split(), there.text.split()
+    return [(words[0][answer], words[1][source]) for answer, source in forth if (answer, source) in other]
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def described(name: str, weights: Tensor) -> Map:
+    """A map with what its module path says of it."""
+    parts = name.split(".")
+    layer = next((int(part) for part in parts if part.isdigit()), 0)
+    kind: Literal["self", "cross"] = "self" if "self" in name else "cross"
+    return Map(name, kind, "encoder" if parts[0] == "encoder" else "decoder", layer, weights)
+
+
+def shown(piece: Piece) -> str:
+    """A token's own name: its letters, or a dot for white space and for what is not a letter by itself."""
+    return piece.text.strip() or "·"
+
+
+def word_at(text: str, piece: Piece) -> int | None:
+    """The number of the word, parted by white space, that a token is in; none for a special one."""
+    letters = [place for place in range(piece.start, piece.end) if not text[place].isspace()]
+    return len(text[: letters[0] + 1].split()) - 1 if letters else None
+
+
+def pieces(vocabulary: Vocabulary, ids: list[int], text: str) -> list[Piece]:
+    """The characters that each token of an output brought; one that does not complete a character brought none."""
+    ends = [0]
+    for count in range(1, len(ids) + 1):
+        begun = vocabulary.decode(ids[:count])
+        while not text.startswith(begun):
+            begun = begun[:-1]
+        ends.append(max(ends[-1], len(begun)))
+    return [Piece(text[start:end], start, end) for start, end in itertools.pairwise(ends)]
+
+
+def rounded(values: Iterable[float], digits: int = 4) -> list[float]:
+    """Numbers with as many digits as anybody reads."""
+    return [round(value, digits) for value in values]
+
+
+def packing(weights: Tensor, whole: bool) -> dict[str, Any]:
+    """Weights (heads, query, key) as a byte each; one that is not wanted whole is pooled to a small picture."""
+    rows, columns = weights.shape[1:]
+    small = (min(rows, LARGEST), min(columns, LARGEST))
+    if whole or small == (rows, columns):
+        pooled = None
+    else:
+        weights, pooled = F.adaptive_max_pool2d(weights, small), list(small)
+    bytes_ = (weights * 255).round().clamp(0, 255).to(torch.uint8)
+    return {"packed": [base64.b64encode(head.numpy().tobytes()).decode() for head in bytes_], "pooled": pooled}
+
+
+def vectored(asked: Asked, causal: bool) -> dict[str, Any]:
+    """The vectors behind a map, float32 in base64."""
+
+    def coded(tensor: Tensor) -> str:
+        return base64.b64encode(tensor.detach().float().contiguous().numpy().tobytes()).decode()
+
+    attention = asked.attention
+    additive = isinstance(attention.score, Additive)
+    slopes = linear_bias(attention.heads, torch.ones(1, 1))[:, 0, 0].tolist() if attention.order == "linear" else None
+    return {
+        "score": "additive" if additive else "dot" if attention.score is dot else "scaled dot",
+        "size": asked.queries.shape[-1],
+        "slopes": slopes,
+        "causal": causal,
+        "vector": coded(attention.score.vector) if isinstance(attention.score, Additive) else None,
+        "queries": coded(asked.queries),
+        "keys": coded(asked.keys),
+        "values": coded(asked.values),
+    }
+
+
+def page(tree: dict[str, Any]) -> str:
+    """One HTML file around a packed tree: no request leaves it, and no text in it can end a script."""
+    data = json.dumps(tree, ensure_ascii=False).replace("<", "\\u003c").replace("\u2028", "\\u2028")
+    style, script = ((STUDIO / name).read_text(encoding="utf-8") for name in ("style.css", "view.js"))
+    return (
+        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline'; "
+        "style-src 'unsafe-inline'; img-src data: blob:\">\n"
+        f'<title>regard</title>\n<style>\n{style}</style>\n<main id="view"></main>\n'
+        f'<script type="application/json" id="tree">{data}</script>\n<script>\n{script}</script>\n</html>\n'
+    )

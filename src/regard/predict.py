@@ -22,6 +22,7 @@ class Token(NamedTuple):
 
     text: str
     logprob: float
+    id: int
 
 
 class Output(NamedTuple):
@@ -105,12 +106,9 @@ class Predictor:
 
     def output(self, hypothesis: Hypothesis) -> Output:
         """A hypothesis as text."""
-        tokens = [self.target.token(i) for i in [*hypothesis.tokens, EOS]]
-        return Output(
-            self.target.decode(hypothesis.tokens),
-            hypothesis.score,
-            [Token(text, logprob) for text, logprob in zip(tokens, hypothesis.logprobs, strict=True)],
-        )
+        ids = [*hypothesis.tokens, EOS]
+        tokens = [Token(self.target.token(i), logprob, i) for i, logprob in zip(ids, hypothesis.logprobs, strict=True)]
+        return Output(self.target.decode(hypothesis.tokens), hypothesis.score, tokens)
 
 
 def grouped(order: Sequence[int], sources: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]:

@@ -13,7 +13,7 @@ from regard.checkpoint import create, load_config, load_state, load_vocabularies
 from regard.config import Config, FileData
 from regard.data import Splits, read_files
 from regard.device import choose, keep_memory, precision
-from regard.evaluate import evaluate
+from regard.evaluation import evaluate
 from regard.generate import generate
 from regard.layers import load_vectors
 from regard.metrics import better

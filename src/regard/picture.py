@@ -1,0 +1,107 @@
+"""Maps drawn: in the terminal, and as pictures."""
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from regard.checkpoint import replace
+from regard.errors import InputError
+
+SHADES = " ░▒▓█"
+FONTS = ("Noto Sans CJK KR", "Noto Sans KR", "NanumGothic", "Apple SD Gothic Neo", "Malgun Gothic", "Noto Sans CJK JP")
+
+
+def drawn(weights: Tensor, rows: Sequence[str], columns: Sequence[str], colour: bool = True, most: int = 100) -> Text:
+    """A map (query, key) for the terminal: darker is more. Without colour the shades stay readable. A source wider
+    than `most` characters has its tokens written downwards."""
+    margin = max(map(cell_len, rows)) + 2
+    wide = margin + sum(cell_len(key) + 1 for key in columns) <= most
+    cells = max(map(cell_len, "".join(columns)), default=1)
+    widths = [cell_len(key) if wide else cells for key in columns]
+    out = Text()
+    for line in range(1 if wide else max(map(len, columns))):
+        labels = columns if wide else [key[line : line + 1] for key in columns]
+        padded = [label + " " * (width - cell_len(label)) for label, width in zip(labels, widths, strict=True)]
+        out.append(" " * margin + " ".join(padded) + "\n")
+    for name, row in zip(rows, weights.tolist(), strict=True):
+        out.append(" " * (margin - 2 - cell_len(name)) + name + "  ", style="bold" if colour else "")
+        for weight, width in zip(row, widths, strict=True):
+            shade = SHADES[min(len(SHADES) - 1, int(weight * len(SHADES)))]
+            out.append(shade * width + " ", style="cyan" if colour else "")
+        out.append("\n")
+    return out
+
+
+def calculated(found: Any, columns: Sequence[str]) -> Table:
+    """B8 as a table for the terminal: a row a key, from its score to its share; `found` is a look's calculation."""
+    table = Table("looks at", "query · key", "scaled", "weight", "× value (first of it)", box=None, header_style="bold")
+    rows = zip(columns, found.scores, found.scaled, found.seen, found.weights, found.values, strict=True)
+    for name, score, scaled, seen, weight, value in rows:
+        share = " ".join(f"{number:+.3f}" for number in (weight * value)[:4].tolist())
+        numbers = [f"{float(score):+.3f}", f"{float(scaled):+.3f}" if seen else "hidden", f"{float(weight):.4f}"]
+        table.add_row(Text(name), *numbers, share)
+    total = " ".join(f"{number:+.3f}" for number in found.context[:4].tolist())
+    table.add_row("sum", "", "", f"{float(found.weights.sum()):.4f}", total, style="bold")
+    return table
+
+
+@contextlib.contextmanager
+def figure(path: Path, columns: int, rows: int, size: tuple[float, float]) -> Iterator[Any]:
+    """Axes (rows, columns) to draw on; the file is written beside and renamed."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise InputError("pictures need matplotlib: pip install 'regard[pictures]'.") from error
+    matplotlib.use("Agg")
+    from matplotlib import font_manager, pyplot
+
+    known = {font.name for font in font_manager.fontManager.ttflist}
+    family = ["DejaVu Sans", *(font for font in FONTS if font in known)]
+    with pyplot.rc_context({"font.family": family, "svg.hashsalt": "regard"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # no installed font has that letter: a box is drawn
+        drawing, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+        try:
+            yield axes
+            file = io.BytesIO()
+            drawing.savefig(file, dpi=160, format=path.suffix[1:].lower())
+            replace(path, file.getvalue())
+        finally:
+            pyplot.close(drawing)
+
+
+def save_map(path: Path, weights: Tensor, rows: Sequence[str], columns: Sequence[str], title: str) -> None:
+    """One map (query, key) with its tokens."""
+    width, height = (min(24.0, 2.0 + 0.32 * count) for count in (len(columns), len(rows)))
+    with figure(path, 1, 1, (max(3.0, width), max(2.5, height))) as axes:
+        axis = axes[0, 0]
+        axis.imshow(weights.numpy(), cmap="viridis", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+        axis.set_title(title, fontsize=9)
+        for ticks, labels, turn in ((axis.xaxis, columns, 90), (axis.yaxis, rows, 0)):
+            step = max(1, len(labels) // 80)
+            plain = [label.replace("$", r"\$") for label in labels]
+            ticks.set_ticks(range(0, len(labels), step), plain[::step], rotation=turn, fontsize=8)
+        axis.xaxis.tick_top()
+
+
+def save_grid(path: Path, maps: Sequence[tuple[str, Tensor]]) -> None:
+    """Every head (column) of every map (row) as a small picture: named weights (heads, query, key)."""
+    most = max(len(weights) for _, weights in maps)
+    with figure(path, most, len(maps), (1.6 + 1.5 * most, 1.5 * len(maps))) as axes:
+        for line, (name, weights) in zip(axes, maps, strict=True):
+            for head, axis in enumerate(line):
+                axis.set_xticks([])
+                axis.set_yticks([])
+                if head < len(weights):
+                    axis.imshow(weights[head].numpy(), cmap="viridis", vmin=0, vmax=1, aspect="auto")
+                    axis.set_xlabel(f"head {head}", fontsize=6)
+                else:
+                    axis.axis("off")
+            line[0].set_ylabel(name.replace(".blocks.", " ").replace("_attention", ""), fontsize=6)

@@ -1,0 +1,284 @@
+"""What the server does, apart from HTTP: models by name, limits, a queue, and texts that wait decoded together.
+
+One thread owns the models. While it decodes one batch, the texts of the next gather; a text's answer does not depend on
+what else is in its batch.
+"""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from pydantic import Field, model_validator
+
+from regard.config import Count, DecodeConfig, Settings
+from regard.errors import InputError
+from regard.guard import Answer, answered
+from regard.look import look
+from regard.predict import Predictor
+from regard.toml import suggestion
+
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class ServeSettings(Settings):
+    """How a server behaves."""
+
+    host: str = "127.0.0.1"
+    """The address to listen on; the default is reached from this machine only."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 5000
+    """0 takes a free one."""
+    keys: tuple[str, ...] = ()
+    """API keys; without any, everybody is served."""
+    cors: tuple[str, ...] = ()
+    """Origins whose pages may call the server, as in https://example.org; "*" is any."""
+    max_body: Count = 1_000_000
+    """Bytes of a request."""
+    max_characters: Count = 5000
+    """Characters of one text."""
+    max_items: Count = 100
+    """Texts of one request."""
+    max_queue: Count = 256
+    """Texts that may wait; whoever comes then is asked to come again later."""
+    timeout: Seconds = 60.0
+    """Seconds that a request may wait for its answer."""
+    read_timeout: Seconds = 10.0
+    """Seconds in which a client must have sent its request."""
+    linger: Annotated[float, Field(ge=0)] = 0.5
+    """Seconds after SIGTERM in which newcomers are still told, with status 503, that the server stops."""
+    batch_items: Count = 64
+    """Texts decoded together."""
+    wait_ms: Annotated[float, Field(ge=0)] = 2.0
+    """A batch is closed when nobody has joined it for so long."""
+    threads: Count | None = None
+    """Of the model; None: as torch chooses."""
+    retry: bool = False
+    """Whether an answer that the guard flags is decoded again without repeats."""
+
+    @model_validator(mode="after")
+    def request_fits_queue(self) -> "ServeSettings":
+        if self.max_items > self.max_queue:
+            raise ValueError(f"max_items {self.max_items} is more than max_queue {self.max_queue}")
+        return self
+
+
+class Refusal(Exception):
+    """A request that is not answered: the HTTP status, what to tell, and whether to come again."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+        self.headers = {"Retry-After": "1"} if status in (429, 503) else {}
+
+
+class Metrics:
+    """What is counted, for Prometheus."""
+
+    def __init__(self) -> None:
+        self.registry = here = CollectorRegistry()
+        sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+        self.requests = Counter("regard_requests", "Requests answered.", ["route", "status"], registry=here)
+        self.seconds = Histogram("regard_request_seconds", "From request to answer.", ["route"], registry=here)
+        self.batch = Histogram("regard_batch_texts", "Texts decoded together.", registry=here, buckets=sizes)
+        self.waiting = Gauge("regard_waiting_texts", "Texts in the queue.", registry=here)
+        self.tokens = Counter("regard_tokens", "Tokens read and written.", ["side"], registry=here)
+        self.flagged = Counter("regard_flagged_answers", "Answers that the guard flagged.", registry=here)
+
+
+# --- the queue -------------------------------------------------------------------------------------------------------
+
+Work = Callable[[list[Any]], Sequence[Any]]
+"""Items -> the outcome of each: a result, or the exception to raise where it was asked for."""
+
+
+class Job(NamedTuple):
+    """One item that waits. Jobs of equal keys may be worked on together."""
+
+    key: Hashable
+    work: Work
+    item: Any
+    future: asyncio.Future[Any]
+
+
+class Batcher:
+    """A bounded queue in front of one thread."""
+
+    def __init__(self, settings: ServeSettings, metrics: Metrics) -> None:
+        self.settings, self.metrics = settings, metrics
+        self.waiting: deque[Job] = deque()
+        self.closing = False
+        metrics.waiting.set_function(lambda: len(self.waiting))
+
+    async def __aenter__(self) -> "Batcher":
+        threads = self.settings.threads or torch.get_num_threads()
+        self.pool = ThreadPoolExecutor(1, "model", torch.set_num_threads, (threads,))
+        self.news, self.closing = asyncio.Event(), False
+        self.task = asyncio.create_task(self.run())
+        return self
+
+    async def __aexit__(self, *problem: object) -> None:
+        """Finish what was accepted, then stop."""
+        self.closing = True
+        self.news.set()
+        await self.task
+        self.pool.shutdown()
+
+    async def submit(self, key: Hashable, work: Work, items: Sequence[Any]) -> list[Any]:
+        """The outcomes of items; whoever stops waiting for them takes those that have not begun out of the queue."""
+        self.admit(len(items))
+        loop = asyncio.get_running_loop()
+        jobs = [Job(key, work, item, loop.create_future()) for item in items]
+        self.waiting.extend(jobs)
+        self.news.set()
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                return await asyncio.gather(*(job.future for job in jobs))
+        except TimeoutError:
+            seconds = f"{self.settings.timeout:g}"
+            raise Refusal(503, f"no answer within {seconds} seconds: the server is busy. Try again later.") from None
+        finally:
+            if any([job.future.cancel() for job in jobs]):
+                self.waiting = deque(job for job in self.waiting if not job.future.done())
+
+    def admit(self, count: int) -> None:
+        """Refuse what the queue cannot take."""
+        most = self.settings.max_queue
+        if self.closing:
+            raise Refusal(503, "the server is stopping. Try another, or again later.")
+        if count > most:
+            raise Refusal(413, f"the request holds {count:,} pieces of text, at most {most:,} are taken. Split it.")
+        if len(self.waiting) + count > most:
+            raise Refusal(429, f"the queue is full: {len(self.waiting):,} texts wait, at most {most:,} may. Try later.")
+
+    async def run(self) -> None:
+        """Work on batch after batch until the server stops and nobody waits any more."""
+        while self.waiting or not self.closing:
+            if not self.waiting:
+                self.news.clear()
+                await self.news.wait()
+                continue
+            await self.gathered()
+            jobs = self.taken()
+            if jobs:
+                self.metrics.batch.observe(len(jobs))
+                await self.worked(jobs)
+
+    async def gathered(self) -> None:
+        """Wait as long as others join."""
+        count = 0
+        while count < len(self.waiting) < self.settings.batch_items:
+            count = len(self.waiting)
+            await asyncio.sleep(self.settings.wait_ms / 1000)
+
+    def taken(self) -> list[Job]:
+        """The job that waited longest and those that can be worked on with it, out of the queue."""
+        batch: list[Job] = []
+        rest: deque[Job] = deque()
+        for job in self.waiting:
+            fits = not batch or (job.key == batch[0].key and len(batch) < self.settings.batch_items)
+            (batch if fits else rest).append(job)
+        self.waiting = rest
+        return batch
+
+    async def worked(self, jobs: list[Job]) -> None:
+        """Do the work of jobs; if it breaks down, do each alone, so that nobody fails because of another."""
+        loop = asyncio.get_running_loop()
+        try:
+            outcomes = await loop.run_in_executor(self.pool, jobs[0].work, [job.item for job in jobs])
+        except Exception as error:
+            if len(jobs) > 1:
+                for job in jobs:
+                    await self.worked([job])
+                return
+            outcomes = [error]
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            if job.future.done():
+                continue
+            if isinstance(outcome, Exception):
+                job.future.set_exception(outcome)
+            else:
+                job.future.set_result(outcome)
+
+
+# --- the models ------------------------------------------------------------------------------------------------------
+
+
+class Service:
+    """Models by name behind one queue."""
+
+    def __init__(self, predictors: Mapping[str, Predictor], settings: ServeSettings) -> None:
+        self.predictors, self.settings, self.metrics = dict(predictors), settings, Metrics()
+        self.batcher = Batcher(settings, self.metrics)
+
+    def find(self, name: str | None) -> str:
+        """The name of a model; without one, the first."""
+        known = list(self.predictors)
+        if name is None:
+            return known[0]
+        if name not in self.predictors:
+            served = ", ".join(known)
+            raise Refusal(404, f"no model is named {name[:100]!r}.{suggestion(name[:100], known)} Served: {served}.")
+        return name
+
+    def check(self, texts: Sequence[str]) -> None:
+        """Refuse texts that are beyond the limits, or that no answer could repeat."""
+        most, longest = self.settings.max_items, self.settings.max_characters
+        if len(texts) > most:
+            raise Refusal(413, f"{len(texts):,} texts came, at most {most:,} are taken at once. Split the request.")
+        for number, text in enumerate(texts, 1):
+            if len(text) > longest:
+                raise Refusal(
+                    413, f"text {number} has {len(text):,} characters, at most {longest:,} are taken. Split it."
+                )
+            if (
+                place := next((i for i, letter in enumerate(text) if "\ud800" <= letter <= "\udfff"), None)
+            ) is not None:
+                raise Refusal(
+                    400, f"text {number} holds a lone surrogate at {place}, which is no character. Send valid Unicode."
+                )
+
+    async def answers(
+        self, name: str, texts: Sequence[str], best: int = 1, settings: DecodeConfig | None = None
+    ) -> list[list[Answer]]:
+        """The `best` answers of a model to every text, with their flags."""
+        predictor = self.predictors[name]
+        settings = settings or predictor.config.decode
+
+        def work(items: list[tuple[int, str]]) -> list[Any]:
+            return self.decoded(predictor, items, settings, best)
+
+        return await self.batcher.submit((name, settings, best), work, list(enumerate(texts, 1)))
+
+    def decoded(
+        self, predictor: Predictor, items: list[tuple[int, str]], settings: DecodeConfig, best: int
+    ) -> list[list[Answer] | InputError]:
+        """The answers to texts; a text that the model cannot take gets its error, and the others do not notice."""
+        outcomes: list[list[Answer] | InputError] = [[] for _ in items]
+        good = []
+        for place, (number, text) in enumerate(items):
+            try:
+                self.metrics.tokens.labels("source").inc(len(predictor.encode(text, f"text {number}")))
+                good.append(place)
+            except InputError as error:
+                outcomes[place] = error
+        texts = [items[place][1] for place in good]
+        found = answered(predictor, texts, settings, best=best, retry=self.settings.retry)
+        for place, answers in zip(good, found, strict=True):
+            outcomes[place] = answers
+            self.metrics.tokens.labels("output").inc(len(answers[0].output.tokens))
+            self.metrics.flagged.inc(bool(answers[0].flags))
+        return outcomes
+
+    async def look(self, name: str, text: str, best: int, settings: DecodeConfig, options: dict[str, Any]) -> bytes:
+        """What a model looked at while it answered a text, as JSON; `options` are those of `Look.tree`."""
+
+        def work(items: list[None]) -> list[bytes]:
+            tree = look(self.predictors[name], text, settings=settings, best=best).tree(**options)
+            return [json.dumps(tree, allow_nan=False).encode()]
+
+        (found,) = await self.batcher.submit(object(), work, [None])
+        return bytes(found)

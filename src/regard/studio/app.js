@@ -1,0 +1,247 @@
+/* The studio: choose a run, type, see the answer and what the model looked at. The drawing is view.js's. */
+"use strict";
+
+(() => {
+  const { say, make, link, words } = Regard;
+  Object.assign(words.en, {
+    tagline: "what a model looks at while it answers", skip: "Skip to the answer", model: "Run", text: "Text",
+    hint: "Ctrl + Enter asks at once.", submit: "Answer", live: "while typing", settings: "Decoding", reset: "As the run has it",
+    "key field": "API key", copy: "Copy link", copied: "Copied", looking: "What the model looked at",
+    beam: "Beam", length_penalty: "Length penalty", no_repeat: "No repeat of n-grams of size", best: "Answers", sample: "Sample",
+    temperature: "Temperature", top_k: "Top k", top_p: "Top p", seed: "Seed", off: "off",
+    empty: "Type something, and the answer appears here. Touch a word of it to see what it looked at.",
+    nobody: "The server does not answer. Is it still running?", strange: "The server answered {status}.",
+    changed: "The answer has changed meanwhile; ask again.", longest: "at most {count} tokens", none: "This server has no run to ask.",
+  });
+  Object.assign(words.ko, {
+    tagline: "모델이 답하면서 바라보는 곳", skip: "답으로 건너뛰기", model: "모델", text: "텍스트",
+    hint: "Ctrl + Enter를 누르면 바로 답합니다.", submit: "답하기", live: "입력하는 동안", settings: "디코딩 설정", reset: "기본값으로",
+    "key field": "API 키", copy: "링크 복사", copied: "복사했습니다", looking: "모델이 본 것",
+    beam: "빔 크기", length_penalty: "길이 벌점", no_repeat: "반복하지 않을 n-그램 크기", best: "답의 수", sample: "샘플링",
+    temperature: "온도", top_k: "상위 k", top_p: "상위 p", seed: "시드", off: "끔",
+    empty: "무엇이든 입력하면 여기에 답이 나옵니다. 답의 단어에 손을 대면 그 단어가 본 곳이 보입니다.",
+    nobody: "서버가 응답하지 않습니다. 아직 실행 중인가요?", strange: "서버가 {status}(으)로 답했습니다.",
+    changed: "그사이 답이 바뀌었습니다. 다시 물어보세요.", longest: "최대 {count}토큰", none: "이 서버에는 물어볼 모델이 없습니다.",
+  });
+
+  const part = (id) => document.getElementById(id);
+  const FIELDS = {
+    beam: { min: 1, step: 1 }, length_penalty: { min: 0, step: 0.1 }, no_repeat: { min: 0, step: 1 }, best: { min: 1, max: 10, step: 1 },
+    sample: { type: "checkbox" }, temperature: { min: 0.05, step: 0.05 }, top_k: { min: 1, step: 1 },
+    top_p: { min: 0.01, max: 1, step: 0.01 }, seed: { min: 0, step: 1 },
+  };
+  const SAMPLING = ["temperature", "top_k", "top_p", "seed"], SEARCHING = ["beam", "length_penalty"];
+  const DELAY = 350, BEST = 3;
+  let models = null, shown = null, state = {}, asking = null, timer = 0;
+
+  // --- the server ------------------------------------------------------------------------------------------------------
+
+  /** JSON from the server; what goes wrong is an Error with words for a person. */
+  async function call(path, body, signal) {
+    const headers = { "Content-Type": "application/json" }, key = part("key").value;
+    if (key) headers.Authorization = `Bearer ${key}`;
+    const options = body ? { method: "POST", headers, signal, body: JSON.stringify(body) } : { headers, signal };
+    const response = await fetch(path, options).catch((error) => {
+      throw error.name === "AbortError" ? error : new Error(say("nobody"));
+    });
+    const answer = await response.json().catch(() => ({}));
+    if (response.status === 401) part("locked").hidden = false;
+    if (!response.ok) throw new Error(answer.error || say("strange", { status: response.status }));
+    return answer;
+  }
+
+  /** What the form asks for. */
+  const question = () => {
+    const { best, ...settings } = changes();
+    return { model: part("model").value, text: part("text").value, best: best ?? BEST, settings, packed: true };
+  };
+
+  /** Ask, and show the answer; a question that is overtaken is dropped. */
+  async function ask() {
+    clearTimeout(timer);
+    asking?.abort();
+    const mine = (asking = new AbortController()), asked = question();
+    remember();
+    if (!asked.text.trim() || !asked.model) return greet();
+    busy(true);
+    try {
+      const tree = await call("v1/look", { ...asked, full: state.map ? [state.map] : [], vectors: wanted() }, mine.signal);
+      complain(null);
+      shown = { tree, asked };
+      draw();
+    } catch (error) {
+      if (error.name !== "AbortError") complain(error);
+    } finally {
+      if (asking === mine) busy(false);
+    }
+  }
+
+  const wanted = () => (state.calculator && state.map ? [state.map] : []);
+
+  /** One map of the answer that is shown, in full. */
+  async function fetchMap(name, withVectors) {
+    const { asked, tree } = shown;
+    const whole = await call("v1/look", { ...asked, full: [name], vectors: withVectors ? [name] : [] }, asking.signal);
+    if (whole.text.target !== tree.text.target) throw new Error(say("changed"));
+    return whole.maps.find((entry) => entry.name === name);
+  }
+
+  // --- the page --------------------------------------------------------------------------------------------------------
+
+  function draw() {
+    if (!shown) return greet();
+    const onstate = (changed) => { state = changed; remember(); };
+    state = Regard.view(part("view"), shown.tree, { state, onstate, fetchMap }).state;
+    remember();
+  }
+
+  function greet() {
+    shown = null;
+    busy(false);
+    part("view").replaceChildren(make("p", { class: "empty" }, say(models?.length === 0 ? "none" : "empty")));
+  }
+
+  function busy(on) {
+    part("view").setAttribute("aria-busy", on);
+  }
+
+  function complain(error) {
+    part("error").hidden = !error;
+    part("error").textContent = error?.message ?? "";
+    if (error && !part("locked").hidden) part("key").focus();
+  }
+
+  const model = () => models?.find((other) => other.id === part("model").value);
+
+  /** Fill every marked element with the words of the language. */
+  function translate() {
+    for (const element of document.querySelectorAll("[data-word]")) element.textContent = say(element.dataset.word);
+    part("view").setAttribute("aria-label", say("looking"));
+    for (const label of document.querySelectorAll("[data-field]")) label.firstChild.textContent = say(label.dataset.field);
+    for (const input of part("fields").querySelectorAll("input")) input.placeholder = say("off");
+    describe();
+  }
+
+  /** What the chosen run is. */
+  function describe() {
+    const { about, source, target, max_length: longest } = model() ?? {};
+    const languages = source && target ? `${source} → ${target}` : null;
+    part("about").textContent = [about, languages, longest && say("longest", { count: longest })].filter(Boolean).join(" · ");
+  }
+
+  // --- settings --------------------------------------------------------------------------------------------------------
+
+  const defaults = () => ({ best: BEST, ...model()?.decode });
+  const field = (name) => part("fields").querySelector(`[name=${name}]`);
+
+  function build() {
+    for (const [name, attributes] of Object.entries(FIELDS)) {
+      const input = make("input", { name, type: "number", ...attributes, oninput: () => { permit(); later(); } });
+      part("fields").append(make("label", { "data-field": name, class: attributes.type === "checkbox" ? "check" : null }, "", input));
+    }
+  }
+
+  /** The value of a field as the server wants it; empty is off. */
+  const valueOf = (input) => (input.type === "checkbox" ? input.checked : input.value === "" ? null : Number(input.value));
+
+  /** The settings that differ from the run's own. */
+  function changes() {
+    const all = Object.keys(FIELDS).map((name) => [name, valueOf(field(name))]);
+    return Object.fromEntries(all.filter(([name, value]) => value !== (defaults()[name] ?? null) && (value !== null || name.startsWith("top_"))));
+  }
+
+  /** Set the fields to the run's own settings, then to the given ones. */
+  function set(values = {}) {
+    for (const name of Object.keys(FIELDS)) {
+      const value = values[name] ?? defaults()[name];
+      if (field(name).type === "checkbox") field(name).checked = String(value) === "true";
+      else field(name).value = value ?? "";
+    }
+    permit();
+  }
+
+  /** Only the settings that count can be changed. */
+  function permit() {
+    for (const name of SAMPLING) field(name).disabled = !field("sample").checked;
+    for (const name of SEARCHING) field(name).disabled = field("sample").checked;
+  }
+
+  // --- links -----------------------------------------------------------------------------------------------------------
+
+  /** Keep everything in the address. */
+  function remember() {
+    const { model: id, text } = question(), { map, head, row, hard, calculator } = state;
+    link.write({ model: id, text, ...changes(), map, head, row, hard, calculator, language: document.documentElement.lang });
+  }
+
+  /** Make the page what its address says. */
+  function restore() {
+    const { model: id, text, map, head, row, hard, calculator, ...settings } = link.read();
+    Regard.speak(Regard.preferred());
+    part("language").value = document.documentElement.lang;
+    if (models.some((other) => other.id === id)) part("model").value = id;
+    part("text").value = text ?? "";
+    state = { map, head, row, hard, calculator };
+    set(settings);
+    part("settings").open = Object.keys(changes()).length > 0;
+    translate();
+    ask();
+  }
+
+  async function copy() {
+    remember();
+    try {
+      await navigator.clipboard.writeText(location.href);
+    } catch {
+      const field = make("textarea", { class: "unseen", readonly: true }, location.href);
+      document.body.append(field);
+      field.select();
+      document.execCommand("copy");
+      field.remove();
+    }
+    part("copy").textContent = say("copied");
+    Regard.announce(say("copied"));
+    setTimeout(() => { part("copy").textContent = say("copy"); }, 1500);
+  }
+
+  // --- events ----------------------------------------------------------------------------------------------------------
+
+  /** Ask when the person pauses. */
+  function later() {
+    clearTimeout(timer);
+    if (part("live").checked) timer = setTimeout(ask, DELAY);
+  }
+
+  function listen() {
+    const choose = () => { state = {}; set(); describe(); ask(); };
+    part("ask").addEventListener("submit", (event) => { event.preventDefault(); ask(); });
+    part("ask").addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && ask());
+    part("text").addEventListener("input", later);
+    part("key").addEventListener("change", () => (models ? ask() : start()));
+    part("model").addEventListener("change", choose);
+    part("reset").addEventListener("click", () => { set(); ask(); });
+    part("copy").addEventListener("click", copy);
+    part("skip").addEventListener("click", (event) => { event.preventDefault(); part("view").focus(); });
+    addEventListener("hashchange", restore);
+  }
+
+  /** Ask for the runs, then do what the address says. */
+  async function start() {
+    try {
+      models = (await call("v1/models")).data;
+      complain(null);
+    } catch (error) {
+      return complain(error);
+    }
+    part("model").replaceChildren(...models.map(({ id }) => make("option", { value: id }, id)));
+    return restore();
+  }
+
+  Regard.speak(Regard.preferred());
+  Regard.bar(part("bar"), () => { translate(); draw(); remember(); });
+  build();
+  listen();
+  translate();
+  greet();
+  start();
+})();

@@ -1,0 +1,768 @@
+/* The viewer: draws what a model looked at, from the tree that regard.look makes. A plain script with one global; the
+   studio uses it, and so does the file that stands alone, where it is inlined and finds its tree in #tree. */
+"use strict";
+
+const Regard = (() => {
+  /** Every word of the viewer, one table a language; the studio adds its own. */
+  const words = {
+    en: {
+      answer: "Answer", source: "Source", output: "Output", read: "Read so far", others: "Best answers",
+      looks: "{token} looks at", seen: "Who looks at {token}", probability: "{token}: probability {percent}",
+      map: "Map", head: "Head", heads: "Heads", mean: "mean of all", row: "Row", layer: "Layer {layer}", matrix: "Matrix",
+      hard: "mark the strongest of each row", png: "PNG", json: "JSON", save: "Save as {kind}",
+      "encoder self": "Encoder: the source looks at itself", "decoder self": "Decoder: the output looks at what it has read",
+      "decoder cross": "Decoder: the output looks at the source", here: "{map}, {head}", one: "head {head}",
+      thumb: "{map}, head {head}. Entropy {entropy} bits. {distance}", distance: "Mean distance {distance} tokens.",
+      bits: "{entropy} bits", far: "{distance} away", under: "Under each head: its entropy, and how far it looks on average.",
+      cell: "row {row} {query} looks at column {column} {key}: {percent}",
+      keys: "Rows look at columns. Arrow keys move, Enter keeps a row.",
+      pooled: "Shown smaller, {rows} × {columns}: each cell is the largest of those it stands for.",
+      blind: "This model has no attention to look at.", calculator: "Calculator",
+      story: "{token} asks with its query q. Each key answers with a score; softmax turns the scores into weights that sum to 1; "
+        + "the context is the sum of the values, each times its weight.",
+      query: "query q", key: "key k", value: "value v", product: "weight × v", context: "context = sum", masked: "hidden",
+      weight: "softmax", bias: "+ distance", token: "looks at", scale: "÷ √{size}", all: "Show all {count}",
+      strongest: "The {count} strongest of {total}.", absent: "The vectors of this map are not in this file.",
+      first: "Shown for head 1: a mean of heads has no query of its own.", waiting: "One moment …", failed: "That did not work: {reason}",
+      language: "Language", theme: "Light or dark", score: "score {score}", flags: "Careful",
+    },
+    ko: {
+      answer: "답", source: "원문", output: "출력", read: "지금까지 읽은 것", others: "가장 좋은 답",
+      looks: "{token}이(가) 보는 곳", seen: "{token}을(를) 보는 토큰", probability: "{token}: 확률 {percent}",
+      map: "맵", head: "헤드", heads: "헤드", mean: "모든 헤드의 평균", row: "행", layer: "{layer}층", matrix: "행렬",
+      hard: "행마다 가장 센 곳 표시", png: "PNG", json: "JSON", save: "{kind} 파일로 저장",
+      "encoder self": "인코더: 원문이 자신을 본다", "decoder self": "디코더: 출력이 읽은 것을 본다",
+      "decoder cross": "디코더: 출력이 원문을 본다", here: "{map}, {head}", one: "헤드 {head}",
+      thumb: "{map}, 헤드 {head}. 엔트로피 {entropy}비트. {distance}", distance: "평균 거리 {distance}토큰.",
+      bits: "{entropy}비트", far: "거리 {distance}", under: "헤드 아래의 수: 엔트로피와 평균 거리.",
+      cell: "{row}행 {query} → {column}열 {key}: {percent}",
+      keys: "행이 열을 봅니다. 화살표 키로 움직이고 Enter로 행을 고정합니다.",
+      pooled: "{rows} × {columns}로 줄여 보여 줍니다. 한 칸은 그 안에서 가장 큰 값입니다.",
+      blind: "이 모델에는 들여다볼 어텐션이 없습니다.", calculator: "계산기",
+      story: "{token}이(가) 쿼리 q로 묻습니다. 키마다 점수로 답하고, 소프트맥스가 점수를 합이 1인 가중치로 바꿉니다. "
+        + "컨텍스트는 가중치를 곱한 값들의 합입니다.",
+      query: "쿼리 q", key: "키 k", value: "값 v", product: "가중치 × v", context: "컨텍스트 = 합", masked: "가려짐",
+      weight: "소프트맥스", bias: "+ 거리", token: "보는 토큰", scale: "÷ √{size}", all: "{count}개 모두 보기",
+      strongest: "{total}개 가운데 가장 센 {count}개입니다.", absent: "이 파일에는 이 맵의 벡터가 없습니다.",
+      first: "헤드 1의 계산입니다. 헤드의 평균에는 쿼리가 없습니다.", waiting: "잠시만요 …", failed: "잘되지 않았습니다: {reason}",
+      language: "언어", theme: "밝게 또는 어둡게", score: "점수 {score}", flags: "주의",
+    },
+  };
+  let language = "en";
+
+  /** A word of the current language, with {names} filled in. */
+  const say = (name, values = {}) =>
+    (words[language][name] ?? words.en[name] ?? name).replace(/\{(\w+)\}/g, (whole, key) => values[key] ?? whole);
+
+  /** Change the language of everything that is said from now on. */
+  function speak(name) {
+    language = words[name] ? name : "en";
+    document.documentElement.lang = language;
+  }
+
+  // --- small tools ---------------------------------------------------------------------------------------------------
+
+  /** An element with attributes, listeners ("onclick") and children; text is only ever text. */
+  function make(tag, attributes = {}, ...children) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) {
+      if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+      else if (value === true) element.setAttribute(name, "");
+      else if (value !== false && value != null) element.setAttribute(name, value);
+    }
+    element.append(...children.filter((child) => child != null));
+    return element;
+  }
+
+  const clamp = (number, low, high) => Math.min(Math.max(number, low), high);
+  const fixed = (number, digits = 2) => number.toFixed(digits).replace("-", "−");
+  const percent = (share, digits = share < 0.1 ? 1 : 0) => `${(100 * share).toFixed(digits)} %`;
+  /** How strongly a weight is painted: the root, so that small weights stay visible. */
+  const strength = (weight) => Math.sqrt(weight);
+  const label = (token) => token.text.trim() || "·";
+  const quoted = (token) => `‘${label(token)}’`;
+  const range = (count) => Array.from({ length: count }, (_, index) => index);
+  const bytes = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  const floats = (text) => new Float32Array(bytes(text).buffer);
+
+  /** What the browser remembers for us, where it may. */
+  const memory = {
+    read(name) { try { return localStorage.getItem(`regard.${name}`); } catch { return null; } },
+    write(name, value) { try { localStorage.setItem(`regard.${name}`, value); } catch { /* then it forgets */ } },
+  };
+
+  /** The state that a link carries, after its #. */
+  const link = {
+    read: () => Object.fromEntries(new URLSearchParams(location.hash.slice(1))),
+    write(values) {
+      const kept = Object.entries(values).filter(([, value]) => value != null && value !== "" && value !== false);
+      history.replaceState(null, "", `#${new URLSearchParams(kept)}`);
+    },
+  };
+
+  /** Tell a screen reader. */
+  function announce(text) {
+    let region = document.getElementById("spoken");
+    if (!region) document.body.append((region = make("p", { id: "spoken", class: "unseen", role: "status" })));
+    region.textContent = text;
+  }
+
+  /** One tab stop for many elements: arrow keys, Home and End move among them; up and down by `stride`. */
+  function rove(container, selector, stride = 1) {
+    container.addEventListener("keydown", (event) => {
+      const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: stride, ArrowUp: -stride, Home: -Infinity, End: Infinity };
+      const all = [...container.querySelectorAll(selector)], at = all.indexOf(document.activeElement);
+      if (at < 0 || !(event.key in steps) || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      const next = all[clamp(at + steps[event.key], 0, all.length - 1)];
+      for (const element of all) element.tabIndex = element === next ? 0 : -1;
+      next.focus();
+    });
+  }
+
+  /** Hand a file to the person. */
+  function save(blob, name) {
+    const address = URL.createObjectURL(blob);
+    make("a", { href: address, download: name }).click();
+    setTimeout(() => URL.revokeObjectURL(address), 1000);
+  }
+
+  // --- numbers -------------------------------------------------------------------------------------------------------
+
+  const decoded = new WeakMap();
+  const stored = (entry) => entry.pooled ?? entry.shape.slice(1);
+
+  /** The weights of one head, or the mean of all, row-major in the stored shape. */
+  function weightsOf(entry, head) {
+    if (!decoded.has(entry)) decoded.set(entry, {});
+    const cache = decoded.get(entry);
+    return (cache[head] ??= head === "mean" ? meanOf(entry) : headOf(entry, head));
+  }
+
+  const headOf = (entry, head) =>
+    entry.packed ? Float32Array.from(bytes(entry.packed[head]), (byte) => byte / 255) : Float32Array.from(entry.heads[head].flat());
+
+  function meanOf(entry) {
+    const heads = range(entry.shape[0]).map((head) => weightsOf(entry, head));
+    return heads[0].map((_, index) => heads.reduce((sum, head) => sum + head[index], 0) / heads.length);
+  }
+
+  /** The weight in one cell, by its true row and column. */
+  function cellOf(entry, head, row, column) {
+    const [, rows, columns] = entry.shape, [high, wide] = stored(entry);
+    return weightsOf(entry, head)[Math.floor((row * high) / rows) * wide + Math.floor((column * wide) / columns)];
+  }
+
+  /** At most `most` rows and columns: each cell the largest of those it stands for. */
+  function shrink(values, rows, columns, most) {
+    const high = Math.min(rows, most), wide = Math.min(columns, most);
+    if (high === rows && wide === columns) return [values, rows, columns];
+    const small = new Float32Array(high * wide);
+    for (let row = 0; row < rows; row++) {
+      const base = Math.floor((row * high) / rows) * wide;
+      for (let column = 0; column < columns; column++) {
+        const index = base + Math.floor((column * wide) / columns);
+        small[index] = Math.max(small[index], values[row * columns + column]);
+      }
+    }
+    return [small, high, wide];
+  }
+
+  /** Weights as a picture of one pixel a cell, in one colour whose opacity is the weight. */
+  function picture(canvas, values, rows, columns, colour) {
+    const [red, green, blue] = colour.match(/[\d.]+/g).map(Number);
+    canvas.width = columns;
+    canvas.height = rows;
+    const image = new ImageData(columns, rows);
+    values.forEach((weight, index) => image.data.set([red, green, blue, 255 * strength(weight)], 4 * index));
+    canvas.getContext("2d").putImageData(image, 0, 0);
+    return canvas;
+  }
+
+  /** The equation for one query and head, from a map's vectors: every step of it. */
+  function calculate(entry, head, row) {
+    const [heads, rows, columns] = entry.shape, given = entry.vectors, size = given.size;
+    const values = floats(given.values), wide = values.length / heads / columns;
+    const query = floats(given.queries).subarray((head * rows + row) * size, (head * rows + row + 1) * size);
+    const keys = floats(given.keys), vector = given.vector && floats(given.vector);
+    const steps = range(columns).map((column) => {
+      const at = head * columns + column, key = keys.subarray(at * size, (at + 1) * size);
+      const term = vector ? (q, i) => vector[i] * Math.tanh(q + key[i]) : (q, i) => q * key[i];
+      const raw = query.reduce((sum, q, i) => sum + term(q, i), 0);
+      const scaled = given.score === "scaled dot" ? raw / Math.sqrt(size) : raw;
+      const score = scaled + (given.slopes ? given.slopes[head] * Math.abs(column - row) : 0);
+      return { column, key, raw, scaled, score, hidden: given.causal && column > row, value: values.subarray(at * wide, (at + 1) * wide) };
+    });
+    const highest = Math.max(...steps.filter((step) => !step.hidden).map((step) => step.score));
+    for (const step of steps) step.weight = step.hidden ? 0 : Math.exp(step.score - highest);
+    const total = steps.reduce((sum, step) => sum + step.weight, 0);
+    for (const step of steps) {
+      step.weight /= total;
+      step.product = step.value.map((number) => number * step.weight);
+    }
+    return { query, steps, context: range(wide).map((i) => steps.reduce((sum, step) => sum + step.product[i], 0)) };
+  }
+
+  // --- parts ---------------------------------------------------------------------------------------------------------
+
+  /** The tokens as a person reads them: a line for the source, one for the output, one for what was read. */
+  class Lines {
+    constructor(view) {
+      this.view = view;
+      this.tokens = {};
+      const { tree } = view, names = { key: "source", input: "read", query: "output" };
+      const texts = { key: tree.text.source, input: tree.text.target, query: tree.text.target };
+      this.element = make("div", { class: "lines" });
+      for (const [list, name] of Object.entries(names)) {
+        const line = this.line(list, texts[list]);
+        this.element.append(make("h3", { "data-of": list }, say(name)), line);
+        rove(line, ".token");
+      }
+      this.element.addEventListener("mouseover", (event) => this.enter(event));
+      this.element.addEventListener("focusin", (event) => this.enter(event));
+      this.element.addEventListener("mouseleave", () => view.rest());
+      this.element.addEventListener("click", (event) => this.keep(event));
+      this.element.addEventListener("keydown", (event) => event.key === "Enter" && this.keep(event));
+    }
+
+    /** One line: the text itself where tokens cover it, small words for the special ones. */
+    line(list, text) {
+      const characters = Array.from(text), line = make("p", { class: "line", dir: "auto", "data-of": list });
+      let at = 0;
+      this.tokens[list] = this.view.tree.tokens[list].map((token, index) => {
+        const covered = token.end > token.start && token.start >= at;
+        const shown = covered ? characters.slice(token.start, token.end).join("") : token.text;
+        const gap = characters.slice(at, token.start).join("") + (covered ? shown.match(/^\s*/)[0] : "");
+        at = Math.max(at, token.end);
+        const element = this.token(list, index, shown.trim() || "·", !covered || !shown.trim());
+        line.append(gap, element);
+        return element;
+      });
+      return line;
+    }
+
+    token(list, index, shown, special) {
+      const element = make("span", {
+        class: special ? "token special" : "token", role: "button", tabindex: index ? -1 : 0, "data-list": list, "data-index": index,
+      }, shown);
+      const logprob = list === "query" ? this.view.tree.scores?.logprobs?.[index] : null;
+      if (logprob == null) return element;
+      element.style.setProperty("--sure", Math.exp(logprob));
+      element.dataset.percent = percent(Math.exp(logprob), 1);
+      element.setAttribute("aria-label", say("probability", { token: shown, percent: element.dataset.percent }));
+      return element;
+    }
+
+    enter(event) {
+      const token = event.target.closest(".token");
+      if (token) this.view.point(token.dataset.list, Number(token.dataset.index), event.type === "focusin");
+    }
+
+    keep(event) {
+      const token = event.target.closest(".token");
+      if (token && token.dataset.list === this.view.entry?.rows) this.view.choose({ row: Number(token.dataset.index) });
+    }
+
+    /** Light up a list of tokens by weight, and frame the one that is asked about. */
+    paint(list, index, other, weights) {
+      for (const [name, elements] of Object.entries(this.tokens)) {
+        elements.forEach((element, i) => {
+          element.style.setProperty("--weight", name === other ? strength(weights[i]).toFixed(3) : 0);
+          element.classList.toggle("asked", name === list && i === index);
+        });
+      }
+    }
+
+    show(lists) {
+      for (const element of this.element.children) element.hidden = element.dataset.of === "input" && !lists.includes("input");
+    }
+  }
+
+  /** The matrix: one picture per map, and a layer above it for the cross hair. */
+  class Matrix {
+    constructor(view) {
+      this.view = view;
+      this.base = make("canvas");
+      this.above = make("canvas");
+      this.tip = make("p", { class: "tip", hidden: true });
+      this.stage = make("div", { class: "stage", tabindex: 0, role: "application", "aria-label": `${say("matrix")}. ${say("keys")}` },
+        this.base, this.above, this.tip);
+      this.note = make("p", { class: "note" });
+      const swatches = [0.01, 0.1, 0.25, 0.5, 1].map((weight) => {
+        const swatch = make("span", { class: "swatch" });
+        swatch.style.setProperty("--weight", strength(weight));
+        return make("span", {}, swatch, percent(weight, 0));
+      });
+      this.element = make("section", { class: "matrix", "aria-label": say("matrix") }, make("h2", {}, say("matrix")),
+        this.stage, make("p", { class: "legend" }, ...swatches), this.note);
+      this.stage.addEventListener("pointermove", (event) => this.hover(event));
+      this.stage.addEventListener("pointerdown", (event) => this.hover(event));
+      this.stage.addEventListener("pointerleave", () => view.rest());
+      this.stage.addEventListener("click", () => this.row != null && view.choose({ row: this.row }));
+      this.stage.addEventListener("keydown", (event) => this.move(event));
+    }
+
+    colour(name) {
+      this.stage.style.color = `var(--${name})`;
+      return getComputedStyle(this.stage).color;
+    }
+
+    /** Where things are, in CSS pixels, for the width there is. */
+    measure(context) {
+      const { entry, tree } = this.view, [, rows, columns] = entry.shape;
+      const short = (token) => { const all = Array.from(label(token)); return all.length > 14 ? all.slice(0, 13).join("") + "…" : all.join(""); };
+      const widest = (labels) => Math.max(...labels.map((text) => context.measureText(text).width));
+      const names = { rows: tree.tokens[entry.rows].map(short), columns: tree.tokens[entry.columns].map(short) };
+      const room = this.stage.clientWidth, left = Math.ceil(widest(names.rows)) + 12, wide = widest(names.columns);
+      const fit = (right) => Math.min((room - left - right) / columns, 40, 640 / rows);
+      const slanted = wide > fit(0) - 6, right = slanted ? Math.ceil(wide * 0.6) : 0, cell = fit(right);
+      return { rows, columns, names, left, cell, slanted, top: slanted ? Math.ceil(wide * 0.8) + 14 : 22,
+        width: Math.ceil(left + cell * columns + right + 1), height: Math.ceil((slanted ? wide * 0.8 + 14 : 22) + cell * rows + 1) };
+    }
+
+    /** A canvas ready to draw on in CSS pixels. */
+    prepare(canvas, width, height) {
+      const ratio = window.devicePixelRatio || 1, context = canvas.getContext("2d");
+      canvas.width = width * ratio;
+      canvas.height = height * ratio;
+      canvas.style.width = `${width}px`;
+      canvas.style.height = `${height}px`;
+      context.setTransform(ratio, 0, 0, ratio, 0, 0);
+      context.font = `13px ${getComputedStyle(this.stage).fontFamily}`;
+      context.textBaseline = "middle";
+      return context;
+    }
+
+    draw() {
+      const { entry, state } = this.view;
+      const place = (this.place = this.measure(this.prepare(this.base, 1, 1)));
+      const context = this.prepare(this.base, place.width, place.height);
+      this.prepare(this.above, place.width, place.height);
+      this.stage.style.height = `${place.height}px`;
+      context.imageSmoothingEnabled = false;
+      const image = picture(document.createElement("canvas"), weightsOf(entry, state.head), ...stored(entry), this.colour("accent"));
+      const { left, top, cell, rows, columns } = place;
+      context.strokeStyle = this.colour("line");
+      context.strokeRect(left - 0.5, top - 0.5, cell * columns + 1, cell * rows + 1);
+      context.drawImage(image, left, top, cell * columns, cell * rows);
+      const every = Math.ceil(14 / cell), spaced = (index) => index % every === 0;
+      context.fillStyle = this.colour("quiet");
+      range(rows).filter(spaced).forEach((row) => this.write(context, row, null));
+      range(columns).filter(spaced).forEach((column) => this.write(context, null, column));
+      if (state.hard) this.mark(context);
+      this.note.textContent = entry.pooled ? say("pooled", { rows: entry.pooled[0], columns: entry.pooled[1] }) : say("keys");
+    }
+
+    /** The label of a row or a column. */
+    write(context, row, column) {
+      const { left, top, cell, slanted, names } = this.place;
+      context.save();
+      if (row != null) {
+        context.textAlign = "right";
+        context.fillText(names.rows[row], left - 7, top + (row + 0.5) * cell + 1);
+      } else {
+        context.translate(left + (column + 0.5) * cell, top - 7);
+        if (slanted) context.rotate(-0.9);
+        context.textAlign = slanted ? "left" : "center";
+        context.fillText(names.columns[column], slanted ? 2 : 0, slanted ? -2 : -4);
+      }
+      context.restore();
+    }
+
+    /** Hard alignment: a dot on the strongest cell of each row. */
+    mark(context) {
+      const { left, top, cell, rows, columns } = this.place, { entry, state } = this.view;
+      context.fillStyle = this.colour("mark");
+      for (let row = 0; row < rows; row++) {
+        const best = range(columns).reduce((most, column) =>
+          cellOf(entry, state.head, row, column) > cellOf(entry, state.head, row, most) ? column : most, 0);
+        context.beginPath();
+        context.arc(left + (best + 0.5) * cell, top + (row + 0.5) * cell, clamp(cell * 0.16, 1, 5), 0, 7);
+        context.fill();
+      }
+    }
+
+    /** The cross hair on a row, a column, or a cell. */
+    point(row, column) {
+      const { left, top, cell, rows, columns, width, height } = this.place, context = this.above.getContext("2d");
+      Object.assign(this, { row, column });
+      context.clearRect(0, 0, width, height);
+      context.strokeStyle = context.fillStyle = this.colour("text");
+      context.lineWidth = 1;
+      if (row != null) context.strokeRect(left - 0.5, top + row * cell - 0.5, cell * columns + 1, cell + 1);
+      if (column != null) context.strokeRect(left + column * cell - 0.5, top - 0.5, cell + 1, cell * rows + 1);
+      if (cell >= 14 && row != null) this.write(context, row, null);
+      if (cell >= 14 && column != null) this.write(context, null, column);
+      const both = row != null && column != null;
+      this.tip.hidden = !both;
+      if (!both) return;
+      context.strokeStyle = this.colour("mark");
+      context.lineWidth = 2;
+      context.strokeRect(left + column * cell, top + row * cell, cell, cell);
+      const { entry, state, tree } = this.view;
+      this.tip.textContent = `${label(tree.tokens[entry.rows][row])} → ${label(tree.tokens[entry.columns][column])}  ${percent(cellOf(entry, state.head, row, column))}`;
+      this.tip.style.left = `${clamp(left + (column + 1) * cell + 8, 0, Math.max(0, this.stage.clientWidth - this.tip.offsetWidth))}px`;
+      this.tip.style.top = `${top + (row + 1) * cell + 8}px`;
+    }
+
+    hover(event) {
+      const { left, top, cell, rows, columns } = this.place, box = this.base.getBoundingClientRect();
+      const row = Math.floor((event.clientY - box.top - top) / cell), column = Math.floor((event.clientX - box.left - left) / cell);
+      if (row < 0 || column < 0 || row >= rows || column >= columns) return this.view.rest();
+      if (row !== this.row || column !== this.column) this.view.pointCell(row, column);
+    }
+
+    move(event) {
+      const { rows, columns } = this.place, by = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+      if (event.key === "Enter" && this.row != null) this.view.choose({ row: this.row });
+      if (!by) return;
+      event.preventDefault();
+      const start = this.column == null ? [this.row ?? 0, 0] : [this.row + by[0], this.column + by[1]];
+      this.view.pointCell(clamp(start[0], 0, rows - 1), clamp(start[1], 0, columns - 1), true);
+    }
+
+    /** The matrix with its labels and its name, as a PNG. */
+    download() {
+      const ratio = window.devicePixelRatio || 1, edge = 16 * ratio, title = 28 * ratio;
+      const canvas = make("canvas", { width: this.base.width + 2 * edge, height: this.base.height + 2 * edge + title });
+      const context = canvas.getContext("2d");
+      context.fillStyle = this.colour("paper");
+      context.fillRect(0, 0, canvas.width, canvas.height);
+      context.fillStyle = this.colour("text");
+      context.font = `${13 * ratio}px ${getComputedStyle(this.stage).fontFamily}`;
+      context.fillText(this.view.title(), edge, edge + 12 * ratio);
+      context.drawImage(this.base, edge, edge + title);
+      canvas.toBlob((blob) => save(blob, "regard.png"));
+    }
+  }
+
+  /** Every head of every layer, small. */
+  class Heads {
+    constructor(view) {
+      this.view = view;
+      this.buttons = [];
+      this.element = make("section", { class: "heads", "aria-label": say("heads") }, make("h2", {}, say("heads")));
+      for (const name of new Set(view.tree.maps.map(groupOf))) {
+        const group = make("div", { class: "group", role: "group", "aria-label": say(name) }, make("h3", {}, say(name)));
+        const members = view.tree.maps.filter((entry) => groupOf(entry) === name);
+        for (const entry of members) group.append(this.layer(entry));
+        const first = group.querySelector("button");
+        first.tabIndex = 0;
+        rove(group, "button", members[0].shape[0]);
+        this.element.append(group);
+      }
+      this.element.append(make("p", { class: "note" }, say("under")));
+    }
+
+    layer(entry) {
+      const thumbs = range(entry.shape[0]).map((head) => this.thumb(entry, head));
+      return make("div", { class: "layer" }, make("span", { class: "name" }, say("layer", { layer: (entry.layer ?? 0) + 1 })), ...thumbs);
+    }
+
+    thumb(entry, head) {
+      const entropy = fixed(entry.entropy?.[head] ?? 0), distance = entry.distance?.[head];
+      const far = distance == null ? "" : say("distance", { distance: fixed(distance, 1) });
+      const canvas = make("canvas", { "aria-hidden": "true" });
+      const button = make("button", {
+        type: "button", tabindex: -1, onclick: () => this.view.choose({ map: entry.name, head }),
+        "aria-label": say("thumb", { map: titleOf(entry), head: head + 1, entropy, distance: far }),
+      }, canvas, make("small", {}, say("bits", { entropy })), distance == null ? null : make("small", {}, say("far", { distance: fixed(distance, 1) })));
+      this.buttons.push({ entry, head, button, canvas });
+      return button;
+    }
+
+    draw(colour) {
+      for (const { entry, head, canvas } of this.buttons) picture(canvas, ...shrink(weightsOf(entry, head), ...stored(entry), 48), colour);
+    }
+
+    show() {
+      const { entry, state } = this.view;
+      for (const { entry: other, head, button } of this.buttons)
+        button.setAttribute("aria-pressed", other === entry && (state.head === "mean" || state.head === head));
+    }
+  }
+
+  /** The real numbers of one query and head (B8). */
+  class Calculator {
+    constructor(view) {
+      this.view = view;
+      this.most = 16;
+      this.body = make("div");
+      this.element = make("details", { class: "calculator" }, make("summary", {}, make("h2", {}, say("calculator"))), this.body);
+      this.element.open = Boolean(view.state.calculator);
+      this.element.addEventListener("toggle", () => view.choose({ calculator: this.element.open }));
+    }
+
+    draw() {
+      const { entry, state, failure } = this.view;
+      if (!this.element.open) return;
+      if (failure) return this.body.replaceChildren(make("p", { class: "note" }, say("failed", { reason: failure })));
+      if (!entry.vectors) return this.body.replaceChildren(make("p", { class: "note" }, say(this.view.options.fetchMap ? "waiting" : "absent")));
+      const head = state.head === "mean" ? 0 : state.head, token = this.view.tree.tokens[entry.rows][state.row];
+      const found = calculate(entry, head, state.row), extra = state.head === "mean" && entry.shape[0] > 1 ? make("p", { class: "note" }, say("first")) : null;
+      this.body.replaceChildren(...[
+        make("p", {}, say("story", { token: quoted(token) })), extra, make("p", { class: "formula" }, this.formula(entry.vectors)),
+        make("p", { class: "asking" }, make("b", {}, `${say("query")} ${quoted(token)}`), bars(found.query)),
+        make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": say("calculator") }, this.table(entry, found)),
+        this.rest(found.steps.length),
+      ].filter(Boolean));
+    }
+
+    formula(given) {
+      const score = { "scaled dot": "q · k / √d", dot: "q · k", additive: "v · tanh(q + k)" }[given.score] ?? given.score;
+      return `softmax( ${score}${given.slopes ? " + m |i − j|" : ""} ) · values      d = ${given.size}`;
+    }
+
+    table(entry, { steps, context }) {
+      const { score, slopes, size, causal } = entry.vectors, tokens = this.view.tree.tokens[entry.columns];
+      const columns = [
+        ["token", (step) => label(tokens[step.column])], ["key", (step) => bars(step.key)],
+        [score === "additive" ? "v · tanh(q + k)" : "q · k", (step) => fixed(step.raw, 3)],
+        score === "scaled dot" && [say("scale", { size }), (step) => fixed(step.scaled, 3)],
+        slopes && ["bias", (step) => fixed(step.score, 3)],
+        causal && ["mask", (step) => (step.hidden ? say("masked") : "✓")],
+        ["weight", (step) => gauge(step.weight)], ["value", (step) => bars(step.value)], ["product", (step) => bars(step.product)],
+      ].filter(Boolean);
+      const strongest = [...steps].sort((a, b) => b.weight - a.weight).slice(0, this.most).sort((a, b) => a.column - b.column);
+      const rows = strongest.map((step) => make("tr", { class: step.hidden && "hidden", "data-weight": step.weight },
+        ...columns.map(([, show], index) => make(index ? "td" : "th", index ? {} : { scope: "row" }, show(step)))));
+      return make("table", {}, make("thead", {}, make("tr", {}, ...columns.map(([name]) => make("th", { scope: "col" }, say(name))))),
+        make("tbody", {}, ...rows),
+        make("tfoot", {}, make("tr", {}, make("th", { scope: "row", colspan: columns.length - 1 }, say("context")), make("td", {}, bars(context)))));
+    }
+
+    rest(total) {
+      if (total <= this.most) return null;
+      const more = () => { this.most = Infinity; this.draw(); };
+      return make("p", { class: "note" }, say("strongest", { count: this.most, total }), " ",
+        make("button", { type: "button", onclick: more }, say("all", { count: total })));
+    }
+  }
+
+  /** A vector: small bars, its first numbers, all of them when opened. */
+  function bars(vector) {
+    const numbers = Array.from(vector), most = Math.max(...numbers.map(Math.abs), 1e-9), step = 96 / numbers.length;
+    const drawing = document.createElementNS("http://www.w3.org/2000/svg", "svg"), path = document.createElementNS(drawing.namespaceURI, "path");
+    for (const [name, value] of Object.entries({ viewBox: "0 0 96 20", width: 96, height: 20, "aria-hidden": "true" })) drawing.setAttribute(name, value);
+    path.setAttribute("d", numbers.map((number, index) => `M${(index * step).toFixed(2)} 10v${(-9.5 * number / most).toFixed(2)}h${(step * 0.8).toFixed(2)}V10z`).join(""));
+    drawing.append(path);
+    return make("details", { class: "vector" },
+      make("summary", {}, drawing, make("span", {}, `${numbers.slice(0, 3).map((number) => fixed(number)).join("  ")} …`)),
+      make("p", {}, numbers.map((number) => fixed(number, 3)).join("  ")));
+  }
+
+  /** A share of one, as a bar and a number. */
+  function gauge(share) {
+    const bar = make("span", { class: "gauge" }, percent(share, 1));
+    bar.style.setProperty("--share", share);
+    return bar;
+  }
+
+  const groupOf = (entry) => `${entry.side} ${entry.kind}`;
+  const titleOf = (entry) => `${say(groupOf(entry))}, ${say("layer", { layer: (entry.layer ?? 0) + 1 })}`;
+
+  // --- the whole -----------------------------------------------------------------------------------------------------
+
+  class View {
+    constructor(container, tree, options) {
+      Object.assign(this, { container, tree, options, gone: new AbortController() });
+      container.regard?.gone.abort();
+      container.regard = this;
+      this.state = this.checked(options.state ?? {});
+      this.build();
+      announce(`${say("answer")}: ${tree.text.target}`);
+    }
+
+    /** The map that is chosen. */
+    get entry() { return this.tree.maps.find((entry) => entry.name === this.state.map); }
+
+    /** A state that fits this tree, whatever a link said. */
+    checked({ map, head, row, hard, calculator }) {
+      const { maps } = this.tree, crosses = maps.filter((entry) => entry.kind === "cross");
+      const entry = maps.find((other) => other.name === map) ?? crosses.at(-1) ?? maps.at(-1);
+      const one = Number.parseInt(head, 10), line = Number.parseInt(row, 10) || 0;
+      return { map: entry?.name, head: one >= 0 && one < entry?.shape[0] ? one : "mean", row: entry ? clamp(line, 0, entry.shape[1] - 1) : 0,
+        hard: Boolean(hard), calculator: Boolean(calculator) };
+    }
+
+    build() {
+      this.lines = new Lines(this);
+      this.looks = make("section", { class: "looks" });
+      const answer = make("section", { class: "answer", "aria-label": say("answer") }, make("h2", {}, say("answer")),
+        this.flags(), this.lines.element, make("div", { class: "beside" }, this.looks, this.others()));
+      if (!this.tree.maps.length) {
+        this.lines.show([]);
+        return this.container.replaceChildren(answer, make("p", { class: "note" }, say("blind")));
+      }
+      this.matrix = new Matrix(this);
+      this.heads = new Heads(this);
+      this.calculator = new Calculator(this);
+      this.tools = make("div", { class: "tools" });
+      this.container.replaceChildren(answer, this.tools, this.matrix.element, this.heads.element, this.calculator.element);
+      const { signal } = this.gone, observer = new ResizeObserver(() => this.matrix.stage.clientWidth !== this.width && this.draw());
+      observer.observe(this.container);
+      signal.addEventListener("abort", () => observer.disconnect());
+      document.addEventListener("themechange", () => { this.heads.draw(this.matrix.colour("accent")); this.draw(); }, { signal });
+      this.heads.draw(this.matrix.colour("accent"));
+      this.draw();
+      this.complete();
+    }
+
+    flags() {
+      const flags = this.tree.flags ?? [];
+      return flags.length ? make("ul", { class: "flags", "aria-label": say("flags") }, ...flags.map((flag) => make("li", {}, flag))) : null;
+    }
+
+    others() {
+      const answers = this.tree.answers ?? [];
+      return make("section", { class: "others" }, make("h3", {}, say("others")), make("ol", {}, ...answers.map((answer) =>
+        make("li", {}, make("span", { dir: "auto" }, answer.text || "∅"), " ", make("small", { title: say("score", { score: answer.score }) }, fixed(answer.score))))));
+    }
+
+    /** The controls: map, head, row, hard alignment, downloads. */
+    controls() {
+      const { entry, state, tree } = this;
+      const select = (name, value, pairs, change) => {
+        const options = pairs.map(([key, text]) => make("option", { value: key, selected: String(key) === String(value) }, text));
+        return make("label", {}, say(name), make("select", { name, onchange: (event) => change(event.target.value) }, ...options));
+      };
+      const heads = [["mean", say("mean")], ...range(entry.shape[0]).map((head) => [head, String(head + 1)])];
+      const rows = tree.tokens[entry.rows].map((token, row) => [row, `${row + 1}  ${label(token)}`]);
+      const hard = make("input", { type: "checkbox", name: "hard", checked: state.hard, onchange: (event) => this.choose({ hard: event.target.checked }) });
+      const button = (kind, click) => make("button", { type: "button", "aria-label": say("save", { kind: say(kind) }), title: say("save", { kind: say(kind) }), onclick: click }, `↓ ${say(kind)}`);
+      return [
+        select("map", state.map, tree.maps.map((other) => [other.name, titleOf(other)]), (map) => this.choose({ map })),
+        select("head", state.head, heads, (head) => this.choose({ head })), select("row", state.row, rows, (row) => this.choose({ row })),
+        make("label", { class: "check" }, hard, say("hard")),
+        make("span", { class: "saves" }, button("png", () => this.matrix.download()),
+          button("json", () => save(new Blob([JSON.stringify(this.tree)], { type: "application/json" }), "regard.json"))),
+      ];
+    }
+
+    /** Change what is shown; the rest follows. */
+    choose(changes) {
+      const same = Object.entries(changes).every(([name, value]) => this.state[name] === value);
+      if (same || !this.tree.maps.length) return;
+      this.state = this.checked({ ...this.state, ...changes });
+      this.failure = null;
+      this.options.onstate?.(this.state);
+      this.draw();
+      this.complete();
+    }
+
+    draw() {
+      const focused = this.tools.contains(document.activeElement) && document.activeElement.name;
+      this.tools.replaceChildren(...this.controls());
+      if (focused) this.tools.querySelector(`[name=${focused}]`)?.focus();
+      this.lines.show([this.entry.rows, this.entry.columns]);
+      this.matrix.draw();
+      this.width = this.matrix.stage.clientWidth;
+      this.heads.show();
+      this.calculator.draw();
+      this.rest();
+    }
+
+    /** Fetch what is missing of the chosen map: its full size, its vectors. */
+    async complete() {
+      const { entry, options, state } = this, vectors = state.calculator && !entry.vectors;
+      if (!options.fetchMap || !(entry.pooled || vectors)) return;
+      try {
+        const whole = await options.fetchMap(entry.name, state.calculator);
+        decoded.delete(entry);
+        Object.assign(entry, { pooled: null }, whole);
+      } catch (error) {
+        if (error.name !== "AbortError") this.failure = error.message;
+      }
+      if (!this.gone.signal.aborted && entry === this.entry) this.draw();
+    }
+
+    title() {
+      const { entry, state } = this;
+      return say("here", { map: titleOf(entry), head: state.head === "mean" ? say("mean") : say("one", { head: state.head + 1 }) });
+    }
+
+    /** Nothing is hovered: show the row that was kept. */
+    rest() { this.point(this.entry.rows, this.state.row); }
+
+    /** Somebody asks about one token: light up what it looks at, or who looks at it. */
+    point(list, index, spoken = false) {
+      const seen = this.asked(list);
+      if (!seen) return;
+      const { entry, head, turned } = seen, [, rows, columns] = entry.shape;
+      const weights = turned ? range(rows).map((row) => cellOf(entry, head, row, index)) : range(columns).map((column) => cellOf(entry, head, index, column));
+      const other = turned ? entry.rows : entry.columns;
+      this.lines.paint(list, index, other, weights);
+      this.list(this.tree.tokens[list][index], this.tree.tokens[other], weights, turned, spoken);
+      if (entry === this.entry) this.matrix.point(turned ? null : index, turned ? index : null);
+    }
+
+    /** The map that answers for a list of tokens: the chosen one, or else the last one that has that list. */
+    asked(list) {
+      if (!this.tree.maps.length) return null;
+      const has = (entry) => entry.rows === list || entry.columns === list;
+      const own = has(this.entry), entry = own ? this.entry : this.tree.maps.filter(has).at(-1);
+      return entry && { entry, head: own ? this.state.head : "mean", turned: entry.rows !== list };
+    }
+
+    pointCell(row, column, spoken = false) {
+      const { entry, tree, state } = this, query = tree.tokens[entry.rows][row], key = tree.tokens[entry.columns][column];
+      this.point(entry.rows, row);
+      this.matrix.point(row, column);
+      if (spoken) announce(say("cell", { row: row + 1, query: quoted(query), column: column + 1, key: quoted(key), percent: percent(cellOf(entry, state.head, row, column)) }));
+    }
+
+    /** The five strongest, with their numbers. */
+    list(token, tokens, weights, turned, spoken) {
+      const strongest = range(weights.length).sort((a, b) => weights[b] - weights[a]).slice(0, 5);
+      const title = say(turned ? "seen" : "looks", { token: quoted(token) });
+      this.looks.replaceChildren(make("h3", {}, title), make("ol", {}, ...strongest.map((index) => make("li", {}, make("bdi", {}, label(tokens[index])), gauge(weights[index])))));
+      if (spoken) announce(`${title}: ${strongest.slice(0, 3).map((index) => `${label(tokens[index])} ${percent(weights[index])}`).join(", ")}`);
+    }
+  }
+
+  /** Switches of language and theme, for the top of a page. */
+  function bar(container, onlanguage) {
+    const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)");
+    const change = () => document.dispatchEvent(new CustomEvent("themechange"));
+    const turn = () => {
+      root.dataset.theme = (root.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark" ? "light" : "dark";
+      memory.write("theme", root.dataset.theme);
+      change();
+    };
+    if (memory.read("theme")) root.dataset.theme = memory.read("theme");
+    dark.addEventListener("change", change);
+    const names = { en: "English", ko: "한국어" };
+    const select = make("select", { id: "language", onchange: () => { memory.write("language", select.value); speak(select.value); name(); onlanguage(); } },
+      ...Object.entries(names).map(([key, text]) => make("option", { value: key, lang: key, selected: key === language }, text)));
+    const theme = make("button", { type: "button", id: "theme", onclick: turn }, "◐");
+    const name = () => { select.setAttribute("aria-label", say("language")); theme.setAttribute("aria-label", say("theme")); theme.title = say("theme"); };
+    name();
+    container.append(select, theme);
+  }
+
+  /** The language of the link, else the one that was chosen before, else the browser's. */
+  const preferred = () => link.read().language ?? memory.read("language") ?? navigator.language.slice(0, 2);
+
+  /** Draw a tree into a container. */
+  function view(container, tree, options = {}) {
+    if (options.language) speak(options.language);
+    return new View(container, tree, options);
+  }
+
+  /** A file that stands alone brings its tree along. */
+  function open() {
+    const source = document.getElementById("tree"), container = document.getElementById("view");
+    if (!source || !container) return;
+    const tree = JSON.parse(source.textContent), top = make("nav", { class: "bar" });
+    const onstate = (state) => link.write({ ...state, language });
+    const draw = () => view(container, tree, { state: container.regard?.state ?? link.read(), onstate });
+    speak(preferred());
+    bar(top, () => { draw(); onstate(container.regard.state); });
+    container.before(top);
+    draw();
+  }
+  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", open);
+  else open();
+
+  return { view, words, say, speak, make, bar, memory, link, preferred, announce, calculate };
+})();
