@@ -1,9 +1,13 @@
 """Every command and every block of both READMEs runs, in order, as a reader would type them."""
 
+import contextlib
+import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -30,18 +34,48 @@ def test_the_configuration_is_one(name, tmp_path):
     assert parse(tmp_path / "my.toml").data.kind == "tsv"
 
 
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def served(words, port, folder, tools):
+    """A server that runs in the background, and is asked to stop at the end."""
+    server = subprocess.Popen(words, cwd=folder, env=tools, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        for _ in range(300):
+            assert server.poll() is None, server.stderr.read().decode()
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(port)), timeout=1):
+                break
+            time.sleep(0.1)
+        yield
+        server.terminate()
+        assert server.wait(20) == 0
+    finally:
+        server.kill()
+
+
 @pytest.mark.slow
 def test_every_command_runs(tmp_path):
     """The set-up commands are what installs this very environment; all others run here."""
     tools = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     commands = [line for block in blocks(READMES[0], "bash") for line in block.splitlines() if line.strip()]
-    said = {}
-    for command in commands:
-        if not command.startswith("pip install"):
-            run = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=tools, capture_output=True, text=True)
-            assert run.returncode == 0, f"{command}\n{run.stderr}"
-            said[command] = run.stdout
+    said, port = {}, str(free_port())
+    with contextlib.ExitStack() as running:
+        for command in commands:
+            if command.startswith("regard serve"):
+                words = command.replace("5000", port).split()
+                running.enter_context(served(words, port, tmp_path, tools))
+            elif not command.startswith("pip install"):
+                line = command.replace("5000", port)
+                run = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=tools, capture_output=True, text=True)
+                assert run.returncode == 0, f"{command}\n{run.stderr}"
+                said[command] = run.stdout
     assert said["echo einundzwanzig | regard predict runs/n"] == "21\n"
+    assert json.loads(next(answer for command, answer in said.items() if "curl" in command))["translatedText"] == "21"
+    assert (tmp_path / "why.html").stat().st_size < 4_000_000
     for block in blocks(READMES[0], "python"):
         run = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, check=True)
         assert run.stdout == "21\n"

@@ -262,9 +262,7 @@ def look(
     run: Run,
     text: Annotated[str, typer.Argument(help="A source text.")],
     file: Annotated[Path | None, typer.Option("--out", help="Write .html, .json, .png, .svg or .pdf.")] = None,
-    name: Annotated[
-        str | None, typer.Option("--map", help="One attention by its name; all: a grid (pictures).")
-    ] = None,
+    name: Annotated[str | None, typer.Option("--map", help="One attention by name; all: every head.")] = None,
     head: Annotated[int | None, typer.Option(min=0, help="One head of it, from 0; the mean of all by default.")] = None,
     token: Annotated[int | None, typer.Option(min=0, help="Calculate this row, number by number.")] = None,
     target: Annotated[str | None, typer.Option(help="Look at this answer instead of the model's own.")] = None,
@@ -279,7 +277,7 @@ def look(
     from regard.console import out
     from regard.look import agreed
     from regard.look import look as looked
-    from regard.picture import calculated, drawn
+    from regard.picture import calculated, drawn, surveyed
     from regard.predict import load
 
     found = looked(load(run, changes or ()), text, target=target)
@@ -287,6 +285,8 @@ def look(
     if file is not None:
         found.save(file, name, head)
         out.print(f"written: {file} ({file.stat().st_size:,} bytes)", markup=False, soft_wrap=True)
+    elif name == "all":
+        out.print(surveyed((one.name, one.entropy(), one.distance()) for one in found.maps))
     elif token is not None:
         _, rows, columns = found.labelled(name, head)
         calculation = found.calculation(token, head or 0, name)

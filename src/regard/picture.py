@@ -3,7 +3,7 @@
 import contextlib
 import io
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,15 @@ def calculated(found: Any, columns: Sequence[str]) -> Table:
         table.add_row(Text(name), *numbers, share)
     total = " ".join(f"{number:+.3f}" for number in found.context[:4].tolist())
     table.add_row("sum", "", "", f"{float(found.weights.sum()):.4f}", total, style="bold")
+    return table
+
+
+def surveyed(maps: Iterable[tuple[str, Sequence[float], Sequence[float] | None]]) -> Table:
+    """Every head as a row: how widely it looks (entropy, in bits) and how far (in tokens; self-attention only)."""
+    table = Table("map", "head", "entropy", "distance", box=None, header_style="bold")
+    for name, entropy, distance in maps:
+        for head, bits in enumerate(entropy):
+            table.add_row(name, str(head), f"{bits:.2f}", "" if distance is None else f"{distance[head]:.1f}")
     return table
 
 
