@@ -5,17 +5,19 @@
   const { say, make, link, words } = Regard;
   Object.assign(words.en, {
     tagline: "what a model looks at while it answers", skip: "Skip to the answer", model: "Run", text: "Text",
-    hint: "Ctrl + Enter asks at once.", submit: "Answer", live: "while typing", settings: "Decoding", reset: "As the run has it",
-    "key field": "API key", copy: "Copy link", copied: "Copied", looking: "What the model looked at",
-    beam: "Beam", length_penalty: "Length penalty", no_repeat: "No repeat of n-grams of size", best: "Answers", sample: "Sample",
-    temperature: "Temperature", top_k: "Top k", top_p: "Top p", seed: "Seed", off: "off",
+    hint: "Ctrl or ⌘ + Enter asks at once.", submit: "Answer", live: "while typing", settings: "Decoding",
+    reset: "As the run has it", "key field": "API key", copy: "Copy link", copied: "Copied",
+    looking: "What the model looked at",
+    beam: "Beam", length_penalty: "Length penalty", no_repeat: "No repeat of n-grams of size", best: "Answers",
+    sample: "Sample", temperature: "Temperature", top_k: "Top k", top_p: "Top p", seed: "Seed", off: "off",
     empty: "Type something, and the answer appears here. Touch a word of it to see what it looked at.",
     nobody: "The server does not answer. Is it still running?", strange: "The server answered {status}.",
-    changed: "The answer has changed meanwhile; ask again.", longest: "at most {count} tokens", none: "This server has no run to ask.",
+    changed: "The answer has changed meanwhile; ask again.", longest: "at most {count} tokens",
+    none: "This server has no run to ask.",
   });
   Object.assign(words.ko, {
     tagline: "모델이 답하면서 바라보는 곳", skip: "답으로 건너뛰기", model: "모델", text: "텍스트",
-    hint: "Ctrl + Enter를 누르면 바로 답합니다.", submit: "답하기", live: "입력하는 동안", settings: "디코딩 설정", reset: "기본값으로",
+    hint: "Ctrl 또는 ⌘ + Enter를 누르면 바로 답합니다.", submit: "답하기", live: "입력하는 동안", settings: "디코딩 설정", reset: "기본값으로",
     "key field": "API 키", copy: "링크 복사", copied: "복사했습니다", looking: "모델이 본 것",
     beam: "빔 크기", length_penalty: "길이 벌점", no_repeat: "반복하지 않을 n-그램 크기", best: "답의 수", sample: "샘플링",
     temperature: "온도", top_k: "상위 k", top_p: "상위 p", seed: "시드", off: "끔",
@@ -26,7 +28,8 @@
 
   const part = (id) => document.getElementById(id);
   const FIELDS = {
-    beam: { min: 1, step: 1 }, length_penalty: { min: 0, step: 0.1 }, no_repeat: { min: 0, step: 1 }, best: { min: 1, max: 10, step: 1 },
+    beam: { min: 1, max: 64, step: 1 }, length_penalty: { min: 0, max: 10, step: 0.1 },
+    no_repeat: { min: 0, max: 32, step: 1 }, best: { min: 1, max: 10, step: 1 },
     sample: { type: "checkbox" }, temperature: { min: 0.05, step: 0.05 }, top_k: { min: 1, step: 1 },
     top_p: { min: 0.01, max: 1, step: 0.01 }, seed: { min: 0, step: 1 },
   };
@@ -34,7 +37,7 @@
   const DELAY = 350, BEST = 3;
   let models = null, shown = null, state = {}, asking = null, timer = 0;
 
-  // --- the server ------------------------------------------------------------------------------------------------------
+  // --- the server ---------------------------------------------------------------------------------------------------
 
   /** JSON from the server; what goes wrong is an Error with words for a person. */
   async function call(path, body, signal) {
@@ -53,7 +56,7 @@
   /** What the form asks for. */
   const question = () => {
     const { best, ...settings } = changes();
-    return { model: part("model").value, text: part("text").value, best: best ?? BEST, settings, packed: true };
+    return { model: part("model").value, text: part("text").value, best: best ?? answers(settings.beam), settings, packed: true };
   };
 
   /** Ask, and show the answer; a question that is overtaken is dropped. */
@@ -65,7 +68,8 @@
     if (!asked.text.trim() || !asked.model) return greet();
     busy(true);
     try {
-      const tree = await call("v1/look", { ...asked, full: state.map ? [state.map] : [], vectors: wanted() }, mine.signal);
+      const full = state.map ? [state.map] : [], vectors = state.calculator ? full : [];
+      const tree = await call("v1/look", { ...asked, full, vectors }, mine.signal);
       complain(null);
       shown = { tree, asked };
       draw();
@@ -76,8 +80,6 @@
     }
   }
 
-  const wanted = () => (state.calculator && state.map ? [state.map] : []);
-
   /** One map of the answer that is shown, in full. */
   async function fetchMap(name, withVectors) {
     const { asked, tree } = shown;
@@ -86,7 +88,7 @@
     return whole.maps.find((entry) => entry.name === name);
   }
 
-  // --- the page --------------------------------------------------------------------------------------------------------
+  // --- the page -----------------------------------------------------------------------------------------------------
 
   function draw() {
     if (!shown) return greet();
@@ -117,8 +119,10 @@
   function translate() {
     for (const element of document.querySelectorAll("[data-word]")) element.textContent = say(element.dataset.word);
     part("view").setAttribute("aria-label", say("looking"));
-    for (const label of document.querySelectorAll("[data-field]")) label.firstChild.textContent = say(label.dataset.field);
-    for (const input of part("fields").querySelectorAll("input")) input.placeholder = say("off");
+    for (const label of part("fields").children) {
+      label.firstChild.textContent = say(label.dataset.field);
+      label.lastChild.placeholder = say("off");
+    }
     describe();
   }
 
@@ -126,28 +130,34 @@
   function describe() {
     const { about, source, target, max_length: longest } = model() ?? {};
     const languages = source && target ? `${source} → ${target}` : null;
-    part("about").textContent = [about, languages, longest && say("longest", { count: longest })].filter(Boolean).join(" · ");
+    const most = longest && say("longest", { count: longest });
+    part("about").textContent = [about, languages, most].filter(Boolean).join(" · ");
   }
 
-  // --- settings --------------------------------------------------------------------------------------------------------
+  // --- settings -----------------------------------------------------------------------------------------------------
 
-  const defaults = () => ({ best: BEST, ...model()?.decode });
+  /** How many answers to ask for: no more than the search keeps anyway, so that asking does not change the first. */
+  const answers = (beam) => Math.min(BEST, beam ?? model()?.decode.beam ?? 1);
+  const defaults = () => ({ best: answers(), ...model()?.decode });
   const field = (name) => part("fields").querySelector(`[name=${name}]`);
 
   function build() {
     for (const [name, attributes] of Object.entries(FIELDS)) {
       const input = make("input", { name, type: "number", ...attributes, oninput: () => { permit(); later(); } });
-      part("fields").append(make("label", { "data-field": name, class: attributes.type === "checkbox" ? "check" : null }, "", input));
+      part("fields").append(make("label", { "data-field": name, class: attributes.type && "check" }, "", input));
     }
   }
 
   /** The value of a field as the server wants it; empty is off. */
-  const valueOf = (input) => (input.type === "checkbox" ? input.checked : input.value === "" ? null : Number(input.value));
+  function valueOf(input) {
+    if (input.type === "checkbox") return input.checked;
+    return input.value === "" ? null : Number(input.value);
+  }
 
   /** The settings that differ from the run's own. */
   function changes() {
     const all = Object.keys(FIELDS).map((name) => [name, valueOf(field(name))]);
-    return Object.fromEntries(all.filter(([name, value]) => value !== (defaults()[name] ?? null) && (value !== null || name.startsWith("top_"))));
+    return Object.fromEntries(all.filter(([name, value]) => value !== (defaults()[name] ?? null) && value !== null));
   }
 
   /** Set the fields to the run's own settings, then to the given ones. */
@@ -166,12 +176,13 @@
     for (const name of SEARCHING) field(name).disabled = field("sample").checked;
   }
 
-  // --- links -----------------------------------------------------------------------------------------------------------
+  // --- links --------------------------------------------------------------------------------------------------------
 
   /** Keep everything in the address. */
   function remember() {
     const { model: id, text } = question(), { map, head, row, hard, calculator } = state;
-    link.write({ model: id, text, ...changes(), map, head, row, hard, calculator, language: document.documentElement.lang });
+    const { lang: language } = document.documentElement;
+    link.write({ model: id, text, ...changes(), map, head, row, hard, calculator, language });
   }
 
   /** Make the page what its address says. */
@@ -204,7 +215,7 @@
     setTimeout(() => { part("copy").textContent = say("copy"); }, 1500);
   }
 
-  // --- events ----------------------------------------------------------------------------------------------------------
+  // --- events -------------------------------------------------------------------------------------------------------
 
   /** Ask when the person pauses. */
   function later() {
@@ -215,7 +226,8 @@
   function listen() {
     const choose = () => { state = {}; set(); describe(); ask(); };
     part("ask").addEventListener("submit", (event) => { event.preventDefault(); ask(); });
-    part("ask").addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && ask());
+    const urged = (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey);
+    part("ask").addEventListener("keydown", (event) => urged(event) && ask());
     part("text").addEventListener("input", later);
     part("key").addEventListener("change", () => (models ? ask() : start()));
     part("model").addEventListener("change", choose);

@@ -8,31 +8,35 @@ const Regard = (() => {
     en: {
       answer: "Answer", source: "Source", output: "Output", read: "Read so far", others: "Best answers",
       looks: "{token} looks at", seen: "Who looks at {token}", probability: "{token}: probability {percent}",
-      map: "Map", head: "Head", heads: "Heads", mean: "mean of all", row: "Row", layer: "Layer {layer}", matrix: "Matrix",
-      hard: "mark the strongest of each row", png: "PNG", json: "JSON", save: "Save as {kind}",
-      "encoder self": "Encoder: the source looks at itself", "decoder self": "Decoder: the output looks at what it has read",
-      "decoder cross": "Decoder: the output looks at the source", here: "{map}, {head}", one: "head {head}",
+      map: "Map", head: "Head", heads: "Heads", mean: "mean of all", row: "Row", layer: "Layer {layer}",
+      matrix: "Matrix", hard: "mark the strongest of each row", save: "Save as {kind}",
+      "encoder self": "Encoder: the source looks at itself",
+      "decoder self": "Decoder: the output looks at what it has read",
+      "decoder cross": "Decoder: the output looks at the source",
       thumb: "{map}, head {head}. Entropy {entropy} bits. {distance}", distance: "Mean distance {distance} tokens.",
-      bits: "{entropy} bits", far: "{distance} away", under: "Under each head: its entropy, and how far it looks on average.",
+      bits: "{entropy} bits", far: "{distance} away",
+      under: "Under each head: its entropy, and how far it looks on average.",
       cell: "row {row} {query} looks at column {column} {key}: {percent}",
       keys: "Rows look at columns. Arrow keys move, Enter keeps a row.",
       pooled: "Shown smaller, {rows} × {columns}: each cell is the largest of those it stands for.",
       blind: "This model has no attention to look at.", calculator: "Calculator",
-      story: "{token} asks with its query q. Each key answers with a score; softmax turns the scores into weights that sum to 1; "
-        + "the context is the sum of the values, each times its weight.",
-      query: "query q", key: "key k", value: "value v", product: "weight × v", context: "context = sum", masked: "hidden",
-      weight: "softmax", bias: "+ distance", token: "looks at", scale: "÷ √{size}", all: "Show all {count}",
+      story: "{token} asks with its query q. Each key answers with a score; softmax turns the scores into weights "
+        + "that sum to 1; the context is the sum of the values, each times its weight.",
+      query: "query q", key: "key k", value: "value v", product: "weight × v", context: "context = sum",
+      mask: "mask", masked: "hidden", weight: "softmax", bias: "+ distance", token: "looks at",
+      scale: "÷ √{size}", all: "Show all {count}",
       strongest: "The {count} strongest of {total}.", absent: "The vectors of this map are not in this file.",
-      first: "Shown for head 1: a mean of heads has no query of its own.", waiting: "One moment …", failed: "That did not work: {reason}",
-      language: "Language", theme: "Light or dark", score: "score {score}", flags: "Careful",
+      first: "Shown for head 1: a mean of heads has no query of its own.", waiting: "One moment …",
+      failed: "That did not work: {reason}", language: "Language", theme: "Light or dark",
+      score: "score {score}", flags: "Careful",
     },
     ko: {
       answer: "답", source: "원문", output: "출력", read: "지금까지 읽은 것", others: "가장 좋은 답",
       looks: "{token}이(가) 보는 곳", seen: "{token}을(를) 보는 토큰", probability: "{token}: 확률 {percent}",
       map: "맵", head: "헤드", heads: "헤드", mean: "모든 헤드의 평균", row: "행", layer: "{layer}층", matrix: "행렬",
-      hard: "행마다 가장 센 곳 표시", png: "PNG", json: "JSON", save: "{kind} 파일로 저장",
+      hard: "행마다 가장 센 곳 표시", save: "{kind} 파일로 저장",
       "encoder self": "인코더: 원문이 자신을 본다", "decoder self": "디코더: 출력이 읽은 것을 본다",
-      "decoder cross": "디코더: 출력이 원문을 본다", here: "{map}, {head}", one: "헤드 {head}",
+      "decoder cross": "디코더: 출력이 원문을 본다",
       thumb: "{map}, 헤드 {head}. 엔트로피 {entropy}비트. {distance}", distance: "평균 거리 {distance}토큰.",
       bits: "{entropy}비트", far: "거리 {distance}", under: "헤드 아래의 수: 엔트로피와 평균 거리.",
       cell: "{row}행 {query} → {column}열 {key}: {percent}",
@@ -41,7 +45,7 @@ const Regard = (() => {
       blind: "이 모델에는 들여다볼 어텐션이 없습니다.", calculator: "계산기",
       story: "{token}이(가) 쿼리 q로 묻습니다. 키마다 점수로 답하고, 소프트맥스가 점수를 합이 1인 가중치로 바꿉니다. "
         + "컨텍스트는 가중치를 곱한 값들의 합입니다.",
-      query: "쿼리 q", key: "키 k", value: "값 v", product: "가중치 × v", context: "컨텍스트 = 합", masked: "가려짐",
+      query: "쿼리 q", key: "키 k", value: "값 v", product: "가중치 × v", context: "컨텍스트 = 합", mask: "마스크", masked: "가려짐",
       weight: "소프트맥스", bias: "+ 거리", token: "보는 토큰", scale: "÷ √{size}", all: "{count}개 모두 보기",
       strongest: "{total}개 가운데 가장 센 {count}개입니다.", absent: "이 파일에는 이 맵의 벡터가 없습니다.",
       first: "헤드 1의 계산입니다. 헤드의 평균에는 쿼리가 없습니다.", waiting: "잠시만요 …", failed: "잘되지 않았습니다: {reason}",
@@ -75,15 +79,22 @@ const Regard = (() => {
   }
 
   const clamp = (number, low, high) => Math.min(Math.max(number, low), high);
-  const fixed = (number, digits = 2) => number.toFixed(digits).replace("-", "−");
+  const fixed = (number, digits = 2) => number.toFixed(digits).replace(/^-(0\.?0*$)?/, (_, zero) => zero ?? "−");
   const percent = (share, digits = share < 0.1 ? 1 : 0) => `${(100 * share).toFixed(digits)} %`;
   /** How strongly a weight is painted: the root, so that small weights stay visible. */
   const strength = (weight) => Math.sqrt(weight);
   const label = (token) => token.text.trim() || "·";
+  const short = (token) => Array.from(label(token)).map((one, at) => (at < 13 ? one : at > 13 ? "" : "…")).join("");
   const quoted = (token) => `‘${label(token)}’`;
   const range = (count) => Array.from({ length: count }, (_, index) => index);
-  const bytes = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
   const floats = (text) => new Float32Array(bytes(text).buffer);
+
+  /** What base64 stands for; a plain loop, for it may be long. */
+  function bytes(text) {
+    const characters = atob(text), found = new Uint8Array(characters.length);
+    for (let index = 0; index < found.length; index++) found[index] = characters.charCodeAt(index);
+    return found;
+  }
 
   /** What the browser remembers for us, where it may. */
   const memory = {
@@ -110,7 +121,7 @@ const Regard = (() => {
   /** One tab stop for many elements: arrow keys, Home and End move among them; up and down by `stride`. */
   function rove(container, selector, stride = 1) {
     container.addEventListener("keydown", (event) => {
-      const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: stride, ArrowUp: -stride, Home: -Infinity, End: Infinity };
+      const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: stride, ArrowUp: -stride, Home: -1e9, End: 1e9 };
       const all = [...container.querySelectorAll(selector)], at = all.indexOf(document.activeElement);
       if (at < 0 || !(event.key in steps) || event.ctrlKey || event.metaKey || event.altKey) return;
       event.preventDefault();
@@ -139,12 +150,13 @@ const Regard = (() => {
     return (cache[head] ??= head === "mean" ? meanOf(entry) : headOf(entry, head));
   }
 
-  const headOf = (entry, head) =>
-    entry.packed ? Float32Array.from(bytes(entry.packed[head]), (byte) => byte / 255) : Float32Array.from(entry.heads[head].flat());
+  const headOf = ({ packed, heads }, head) =>
+    packed ? new Float32Array(bytes(packed[head])).map((byte) => byte / 255) : new Float32Array(heads[head].flat());
 
   function meanOf(entry) {
-    const heads = range(entry.shape[0]).map((head) => weightsOf(entry, head));
-    return heads[0].map((_, index) => heads.reduce((sum, head) => sum + head[index], 0) / heads.length);
+    const [first, ...others] = range(entry.shape[0]).map((head) => weightsOf(entry, head)), mean = first.slice();
+    for (const head of others) head.forEach((weight, index) => { mean[index] += weight; });
+    return mean.map((sum) => sum / entry.shape[0]);
   }
 
   /** The weight in one cell, by its true row and column. */
@@ -173,8 +185,9 @@ const Regard = (() => {
     const [red, green, blue] = colour.match(/[\d.]+/g).map(Number);
     canvas.width = columns;
     canvas.height = rows;
-    const image = new ImageData(columns, rows);
-    values.forEach((weight, index) => image.data.set([red, green, blue, 255 * strength(weight)], 4 * index));
+    const image = new ImageData(columns, rows), pixels = new Uint32Array(image.data.buffer);
+    const base = (blue << 16) | (green << 8) | red;
+    values.forEach((weight, index) => { pixels[index] = base | (Math.round(255 * strength(weight)) << 24); });
     canvas.getContext("2d").putImageData(image, 0, 0);
     return canvas;
   }
@@ -183,15 +196,16 @@ const Regard = (() => {
   function calculate(entry, head, row) {
     const [heads, rows, columns] = entry.shape, given = entry.vectors, size = given.size;
     const values = floats(given.values), wide = values.length / heads / columns;
-    const query = floats(given.queries).subarray((head * rows + row) * size, (head * rows + row + 1) * size);
     const keys = floats(given.keys), vector = given.vector && floats(given.vector);
+    const part = (all, index, length) => all.subarray(index * length, (index + 1) * length);
+    const query = part(floats(given.queries), head * rows + row, size);
     const steps = range(columns).map((column) => {
-      const at = head * columns + column, key = keys.subarray(at * size, (at + 1) * size);
+      const at = head * columns + column, key = part(keys, at, size), value = part(values, at, wide);
       const term = vector ? (q, i) => vector[i] * Math.tanh(q + key[i]) : (q, i) => q * key[i];
       const raw = query.reduce((sum, q, i) => sum + term(q, i), 0);
       const scaled = given.score === "scaled dot" ? raw / Math.sqrt(size) : raw;
       const score = scaled + (given.slopes ? given.slopes[head] * Math.abs(column - row) : 0);
-      return { column, key, raw, scaled, score, hidden: given.causal && column > row, value: values.subarray(at * wide, (at + 1) * wide) };
+      return { column, key, value, raw, scaled, score, hidden: given.causal && column > row };
     });
     const highest = Math.max(...steps.filter((step) => !step.hidden).map((step) => step.score));
     for (const step of steps) step.weight = step.hidden ? 0 : Math.exp(step.score - highest);
@@ -204,6 +218,8 @@ const Regard = (() => {
   }
 
   // --- parts ---------------------------------------------------------------------------------------------------------
+
+  const LONG = 120;
 
   /** The tokens as a person reads them: a line for the source, one for the output, one for what was read. */
   class Lines {
@@ -222,14 +238,15 @@ const Regard = (() => {
       this.element.addEventListener("focusin", (event) => this.enter(event));
       this.element.addEventListener("mouseleave", () => view.rest());
       this.element.addEventListener("click", (event) => this.keep(event));
-      this.element.addEventListener("keydown", (event) => event.key === "Enter" && this.keep(event));
+      this.element.addEventListener("keydown", (event) => ["Enter", " "].includes(event.key) && this.keep(event));
     }
 
     /** One line: the text itself where tokens cover it, small words for the special ones. */
     line(list, text) {
-      const characters = Array.from(text), line = make("p", { class: "line", dir: "auto", "data-of": list });
+      const characters = Array.from(text), tokens = this.view.tree.tokens[list];
+      const line = make("p", { class: tokens.length > LONG ? "line long" : "line", dir: "auto", "data-of": list });
       let at = 0;
-      this.tokens[list] = this.view.tree.tokens[list].map((token, index) => {
+      this.tokens[list] = tokens.map((token, index) => {
         const covered = token.end > token.start && token.start >= at;
         const shown = covered ? characters.slice(token.start, token.end).join("") : token.text;
         const gap = characters.slice(at, token.start).join("") + (covered ? shown.match(/^\s*/)[0] : "");
@@ -243,7 +260,8 @@ const Regard = (() => {
 
     token(list, index, shown, special) {
       const element = make("span", {
-        class: special ? "token special" : "token", role: "button", tabindex: index ? -1 : 0, "data-list": list, "data-index": index,
+        class: special ? "token special" : "token", role: "button", tabindex: index ? -1 : 0,
+        "data-list": list, "data-index": index,
       }, shown);
       const logprob = list === "query" ? this.view.tree.scores?.logprobs?.[index] : null;
       if (logprob == null) return element;
@@ -260,7 +278,9 @@ const Regard = (() => {
 
     keep(event) {
       const token = event.target.closest(".token");
-      if (token && token.dataset.list === this.view.entry?.rows) this.view.choose({ row: Number(token.dataset.index) });
+      if (!token) return;
+      event.preventDefault();
+      if (token.dataset.list === this.view.entry?.rows) this.view.choose({ row: Number(token.dataset.index) });
     }
 
     /** Light up a list of tokens by weight, and frame the one that is asked about. */
@@ -271,10 +291,17 @@ const Regard = (() => {
           element.classList.toggle("asked", name === list && i === index);
         });
       }
+      if (other !== list) this.reveal(this.tokens[other][weights.indexOf(Math.max(...weights))]);
+    }
+
+    /** Scroll a long line so that a token of it can be seen. */
+    reveal(token) {
+      const line = token.parentElement;
+      if (line.scrollHeight > line.clientHeight + 4) line.scrollTop = token.offsetTop - line.clientHeight / 2;
     }
 
     show(lists) {
-      for (const element of this.element.children) element.hidden = element.dataset.of === "input" && !lists.includes("input");
+      for (const element of this.element.querySelectorAll("[data-of=input]")) element.hidden = !lists.includes("input");
     }
   }
 
@@ -285,7 +312,8 @@ const Regard = (() => {
       this.base = make("canvas");
       this.above = make("canvas");
       this.tip = make("p", { class: "tip", hidden: true });
-      this.stage = make("div", { class: "stage", tabindex: 0, role: "application", "aria-label": `${say("matrix")}. ${say("keys")}` },
+      const name = `${say("matrix")}. ${say("keys")}`;
+      this.stage = make("div", { class: "stage", tabindex: 0, role: "application", "aria-label": name },
         this.base, this.above, this.tip);
       this.note = make("p", { class: "note" });
       const swatches = [0.01, 0.1, 0.25, 0.5, 1].map((weight) => {
@@ -302,22 +330,25 @@ const Regard = (() => {
       this.stage.addEventListener("keydown", (event) => this.move(event));
     }
 
-    colour(name) {
-      this.stage.style.color = `var(--${name})`;
-      return getComputedStyle(this.stage).color;
+    /** The colours of the theme, as numbers. */
+    mix() {
+      this.ink = Object.fromEntries(["accent", "line", "quiet", "text", "mark", "paper"].map((name) => {
+        this.stage.style.color = `var(--${name})`;
+        return [name, getComputedStyle(this.stage).color];
+      }));
     }
 
     /** Where things are, in CSS pixels, for the width there is. */
     measure(context) {
       const { entry, tree } = this.view, [, rows, columns] = entry.shape;
-      const short = (token) => { const all = Array.from(label(token)); return all.length > 14 ? all.slice(0, 13).join("") + "…" : all.join(""); };
       const widest = (labels) => Math.max(...labels.map((text) => context.measureText(text).width));
       const names = { rows: tree.tokens[entry.rows].map(short), columns: tree.tokens[entry.columns].map(short) };
       const room = this.stage.clientWidth, left = Math.ceil(widest(names.rows)) + 12, wide = widest(names.columns);
-      const fit = (right) => Math.min((room - left - right) / columns, 40, 640 / rows);
-      const slanted = wide > fit(0) - 6, right = slanted ? Math.ceil(wide * 0.6) : 0, cell = fit(right);
-      return { rows, columns, names, left, cell, slanted, top: slanted ? Math.ceil(wide * 0.8) + 14 : 22,
-        width: Math.ceil(left + cell * columns + right + 1), height: Math.ceil((slanted ? wide * 0.8 + 14 : 22) + cell * rows + 1) };
+      const fit = (right) => Math.max(0.5, Math.min((room - left - right) / columns, 40, 640 / rows));
+      const slanted = wide > fit(0) - 6, right = slanted ? wide * 0.6 : 0, cell = fit(right);
+      const top = slanted ? Math.ceil(wide * 0.8) + 14 : 22;
+      const width = Math.ceil(left + cell * columns + right + 1), height = Math.ceil(top + cell * rows + 1);
+      return { rows, columns, names, left, top, cell, slanted, width, height };
     }
 
     /** A canvas ready to draw on in CSS pixels. */
@@ -335,22 +366,24 @@ const Regard = (() => {
 
     draw() {
       const { entry, state } = this.view;
+      this.mix();
       const place = (this.place = this.measure(this.prepare(this.base, 1, 1)));
       const context = this.prepare(this.base, place.width, place.height);
       this.prepare(this.above, place.width, place.height);
       this.stage.style.height = `${place.height}px`;
       context.imageSmoothingEnabled = false;
-      const image = picture(document.createElement("canvas"), weightsOf(entry, state.head), ...stored(entry), this.colour("accent"));
+      const image = picture(make("canvas"), weightsOf(entry, state.head), ...stored(entry), this.ink.accent);
       const { left, top, cell, rows, columns } = place;
-      context.strokeStyle = this.colour("line");
+      context.strokeStyle = this.ink.line;
       context.strokeRect(left - 0.5, top - 0.5, cell * columns + 1, cell * rows + 1);
       context.drawImage(image, left, top, cell * columns, cell * rows);
       const every = Math.ceil(14 / cell), spaced = (index) => index % every === 0;
-      context.fillStyle = this.colour("quiet");
+      context.fillStyle = this.ink.quiet;
       range(rows).filter(spaced).forEach((row) => this.write(context, row, null));
       range(columns).filter(spaced).forEach((column) => this.write(context, null, column));
       if (state.hard) this.mark(context);
-      this.note.textContent = entry.pooled ? say("pooled", { rows: entry.pooled[0], columns: entry.pooled[1] }) : say("keys");
+      const [high, wide] = stored(entry);
+      this.note.textContent = entry.pooled ? say("pooled", { rows: high, columns: wide }) : say("keys");
     }
 
     /** The label of a row or a column. */
@@ -372,7 +405,7 @@ const Regard = (() => {
     /** Hard alignment: a dot on the strongest cell of each row. */
     mark(context) {
       const { left, top, cell, rows, columns } = this.place, { entry, state } = this.view;
-      context.fillStyle = this.colour("mark");
+      context.fillStyle = this.ink.mark;
       for (let row = 0; row < rows; row++) {
         const best = range(columns).reduce((most, column) =>
           cellOf(entry, state.head, row, column) > cellOf(entry, state.head, row, most) ? column : most, 0);
@@ -387,8 +420,9 @@ const Regard = (() => {
       const { left, top, cell, rows, columns, width, height } = this.place, context = this.above.getContext("2d");
       Object.assign(this, { row, column });
       context.clearRect(0, 0, width, height);
-      context.strokeStyle = context.fillStyle = this.colour("text");
-      context.lineWidth = 1;
+      context.fillStyle = this.ink.text;
+      context.strokeStyle = cell < 6 ? this.ink.mark : this.ink.text;
+      context.lineWidth = cell < 6 ? 0.5 : 1;
       if (row != null) context.strokeRect(left - 0.5, top + row * cell - 0.5, cell * columns + 1, cell + 1);
       if (column != null) context.strokeRect(left + column * cell - 0.5, top - 0.5, cell + 1, cell * rows + 1);
       if (cell >= 14 && row != null) this.write(context, row, null);
@@ -396,24 +430,27 @@ const Regard = (() => {
       const both = row != null && column != null;
       this.tip.hidden = !both;
       if (!both) return;
-      context.strokeStyle = this.colour("mark");
+      context.strokeStyle = this.ink.mark;
       context.lineWidth = 2;
       context.strokeRect(left + column * cell, top + row * cell, cell, cell);
-      const { entry, state, tree } = this.view;
-      this.tip.textContent = `${label(tree.tokens[entry.rows][row])} → ${label(tree.tokens[entry.columns][column])}  ${percent(cellOf(entry, state.head, row, column))}`;
-      this.tip.style.left = `${clamp(left + (column + 1) * cell + 8, 0, Math.max(0, this.stage.clientWidth - this.tip.offsetWidth))}px`;
+      const { query, key, weight } = this.view.cell(row, column);
+      this.tip.textContent = `${label(query)} → ${label(key)}  ${percent(weight)}`;
+      const most = Math.max(0, this.stage.clientWidth - this.tip.offsetWidth);
+      this.tip.style.left = `${Math.min(left + (column + 1) * cell + 8, most)}px`;
       this.tip.style.top = `${top + (row + 1) * cell + 8}px`;
     }
 
     hover(event) {
       const { left, top, cell, rows, columns } = this.place, box = this.base.getBoundingClientRect();
-      const row = Math.floor((event.clientY - box.top - top) / cell), column = Math.floor((event.clientX - box.left - left) / cell);
+      const row = Math.floor((event.clientY - box.top - top) / cell);
+      const column = Math.floor((event.clientX - box.left - left) / cell);
       if (row < 0 || column < 0 || row >= rows || column >= columns) return this.view.rest();
       if (row !== this.row || column !== this.column) this.view.pointCell(row, column);
     }
 
     move(event) {
-      const { rows, columns } = this.place, by = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+      const { rows, columns } = this.place;
+      const by = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
       if (event.key === "Enter" && this.row != null) this.view.choose({ row: this.row });
       if (!by) return;
       event.preventDefault();
@@ -426,9 +463,9 @@ const Regard = (() => {
       const ratio = window.devicePixelRatio || 1, edge = 16 * ratio, title = 28 * ratio;
       const canvas = make("canvas", { width: this.base.width + 2 * edge, height: this.base.height + 2 * edge + title });
       const context = canvas.getContext("2d");
-      context.fillStyle = this.colour("paper");
+      context.fillStyle = this.ink.paper;
       context.fillRect(0, 0, canvas.width, canvas.height);
-      context.fillStyle = this.colour("text");
+      context.fillStyle = this.ink.text;
       context.font = `${13 * ratio}px ${getComputedStyle(this.stage).fontFamily}`;
       context.fillText(this.view.title(), edge, edge + 12 * ratio);
       context.drawImage(this.base, edge, edge + title);
@@ -442,8 +479,9 @@ const Regard = (() => {
       this.view = view;
       this.buttons = [];
       this.element = make("section", { class: "heads", "aria-label": say("heads") }, make("h2", {}, say("heads")));
-      for (const name of new Set(view.tree.maps.map(groupOf))) {
-        const group = make("div", { class: "group", role: "group", "aria-label": say(name) }, make("h3", {}, say(name)));
+      const names = [...new Set(view.tree.maps.map(groupOf))].sort((a, b) => b.endsWith("cross") - a.endsWith("cross"));
+      for (const name of names) {
+        const title = make("h3", {}, say(name)), group = make("div", { role: "group", "aria-label": say(name) }, title);
         const members = view.tree.maps.filter((entry) => groupOf(entry) === name);
         for (const entry of members) group.append(this.layer(entry));
         const first = group.querySelector("button");
@@ -456,23 +494,26 @@ const Regard = (() => {
 
     layer(entry) {
       const thumbs = range(entry.shape[0]).map((head) => this.thumb(entry, head));
-      return make("div", { class: "layer" }, make("span", { class: "name" }, say("layer", { layer: (entry.layer ?? 0) + 1 })), ...thumbs);
+      return make("div", { class: "layer" }, make("span", { class: "name" }, layerOf(entry)), ...thumbs);
     }
 
     thumb(entry, head) {
-      const entropy = fixed(entry.entropy?.[head] ?? 0), distance = entry.distance?.[head];
-      const far = distance == null ? "" : say("distance", { distance: fixed(distance, 1) });
+      const entropy = fixed(entry.entropy?.[head] ?? 0), far = entry.distance?.[head];
+      const distance = far == null ? null : fixed(far, 1);
       const canvas = make("canvas", { "aria-hidden": "true" });
       const button = make("button", {
         type: "button", tabindex: -1, onclick: () => this.view.choose({ map: entry.name, head }),
-        "aria-label": say("thumb", { map: titleOf(entry), head: head + 1, entropy, distance: far }),
-      }, canvas, make("small", {}, say("bits", { entropy })), distance == null ? null : make("small", {}, say("far", { distance: fixed(distance, 1) })));
+        "aria-label": say("thumb", {
+          map: titleOf(entry), head: head + 1, entropy, distance: distance ? say("distance", { distance }) : "",
+        }),
+      }, canvas, make("small", {}, say("bits", { entropy })), distance && make("small", {}, say("far", { distance })));
       this.buttons.push({ entry, head, button, canvas });
       return button;
     }
 
     draw(colour) {
-      for (const { entry, head, canvas } of this.buttons) picture(canvas, ...shrink(weightsOf(entry, head), ...stored(entry), 48), colour);
+      for (const { entry, head, canvas } of this.buttons)
+        picture(canvas, ...shrink(weightsOf(entry, head), ...stored(entry), 48), colour);
     }
 
     show() {
@@ -488,47 +529,54 @@ const Regard = (() => {
       this.view = view;
       this.most = 16;
       this.body = make("div");
-      this.element = make("details", { class: "calculator" }, make("summary", {}, make("h2", {}, say("calculator"))), this.body);
+      const summary = make("summary", {}, make("h2", {}, say("calculator")));
+      this.element = make("details", { class: "calculator" }, summary, this.body);
       this.element.open = Boolean(view.state.calculator);
       this.element.addEventListener("toggle", () => view.choose({ calculator: this.element.open }));
     }
 
     draw() {
-      const { entry, state, failure } = this.view;
+      const { entry, state, failure, tree, options } = this.view, note = (text) => make("p", { class: "note" }, text);
       if (!this.element.open) return;
-      if (failure) return this.body.replaceChildren(make("p", { class: "note" }, say("failed", { reason: failure })));
-      if (!entry.vectors) return this.body.replaceChildren(make("p", { class: "note" }, say(this.view.options.fetchMap ? "waiting" : "absent")));
-      const head = state.head === "mean" ? 0 : state.head, token = this.view.tree.tokens[entry.rows][state.row];
-      const found = calculate(entry, head, state.row), extra = state.head === "mean" && entry.shape[0] > 1 ? make("p", { class: "note" }, say("first")) : null;
+      if (failure) return this.body.replaceChildren(note(say("failed", { reason: failure })));
+      if (!entry.vectors) return this.body.replaceChildren(note(say(options.fetchMap ? "waiting" : "absent")));
+      const mean = state.head === "mean", token = quoted(tree.tokens[entry.rows][state.row]);
+      const found = calculate(entry, mean ? 0 : state.head, state.row);
       this.body.replaceChildren(...[
-        make("p", {}, say("story", { token: quoted(token) })), extra, make("p", { class: "formula" }, this.formula(entry.vectors)),
-        make("p", { class: "asking" }, make("b", {}, `${say("query")} ${quoted(token)}`), bars(found.query)),
-        make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": say("calculator") }, this.table(entry, found)),
+        make("p", {}, say("story", { token })), mean && entry.shape[0] > 1 && note(say("first")),
+        make("p", { class: "formula" }, this.formula(entry.vectors)),
+        make("div", { class: "asking" }, make("b", {}, `${say("query")} ${token}`), bars(found.query)),
+        make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": say("calculator") },
+          this.table(entry, found)),
         this.rest(found.steps.length),
       ].filter(Boolean));
     }
 
     formula(given) {
-      const score = { "scaled dot": "q · k / √d", dot: "q · k", additive: "v · tanh(q + k)" }[given.score] ?? given.score;
+      const score = { "scaled dot": "q · k / √d", dot: "q · k", additive: "v · tanh(q + k)" }[given.score];
       return `softmax( ${score}${given.slopes ? " + m |i − j|" : ""} ) · values      d = ${given.size}`;
     }
 
     table(entry, { steps, context }) {
       const { score, slopes, size, causal } = entry.vectors, tokens = this.view.tree.tokens[entry.columns];
+      const [high, wide] = ["key", "value"].map((name) => largest(steps.map((step) => step[name])));
       const columns = [
-        ["token", (step) => label(tokens[step.column])], ["key", (step) => bars(step.key)],
+        ["token", (step) => label(tokens[step.column])], ["key", (step) => bars(step.key, high)],
         [score === "additive" ? "v · tanh(q + k)" : "q · k", (step) => fixed(step.raw, 3)],
         score === "scaled dot" && [say("scale", { size }), (step) => fixed(step.scaled, 3)],
         slopes && ["bias", (step) => fixed(step.score, 3)],
         causal && ["mask", (step) => (step.hidden ? say("masked") : "✓")],
-        ["weight", (step) => gauge(step.weight)], ["value", (step) => bars(step.value)], ["product", (step) => bars(step.product)],
+        ["weight", (step) => gauge(step.weight)], ["value", (step) => bars(step.value, wide)],
+        ["product", (step) => bars(step.product, wide)],
       ].filter(Boolean);
-      const strongest = [...steps].sort((a, b) => b.weight - a.weight).slice(0, this.most).sort((a, b) => a.column - b.column);
+      const order = [...steps].sort((a, b) => b.weight - a.weight), row = (...cells) => make("tr", {}, ...cells);
+      const strongest = order.slice(0, this.most).sort((a, b) => a.column - b.column);
       const rows = strongest.map((step) => make("tr", { class: step.hidden && "hidden", "data-weight": step.weight },
-        ...columns.map(([, show], index) => make(index ? "td" : "th", index ? {} : { scope: "row" }, show(step)))));
-      return make("table", {}, make("thead", {}, make("tr", {}, ...columns.map(([name]) => make("th", { scope: "col" }, say(name))))),
-        make("tbody", {}, ...rows),
-        make("tfoot", {}, make("tr", {}, make("th", { scope: "row", colspan: columns.length - 1 }, say("context")), make("td", {}, bars(context)))));
+        ...columns.map(([, show], index) => make(index ? "td" : "th", { scope: index ? null : "row" }, show(step)))));
+      const sum = make("th", { scope: "row", colspan: columns.length - 1 }, say("context"));
+      return make("table", {},
+        make("thead", {}, row(...columns.map(([name]) => make("th", { scope: "col" }, say(name))))),
+        make("tbody", {}, ...rows), make("tfoot", {}, row(sum, make("td", {}, bars(context, wide)))));
     }
 
     rest(total) {
@@ -539,15 +587,26 @@ const Regard = (() => {
     }
   }
 
-  /** A vector: small bars, its first numbers, all of them when opened. */
-  function bars(vector) {
-    const numbers = Array.from(vector), most = Math.max(...numbers.map(Math.abs), 1e-9), step = 96 / numbers.length;
-    const drawing = document.createElementNS("http://www.w3.org/2000/svg", "svg"), path = document.createElementNS(drawing.namespaceURI, "path");
-    for (const [name, value] of Object.entries({ viewBox: "0 0 96 20", width: 96, height: 20, "aria-hidden": "true" })) drawing.setAttribute(name, value);
-    path.setAttribute("d", numbers.map((number, index) => `M${(index * step).toFixed(2)} 10v${(-9.5 * number / most).toFixed(2)}h${(step * 0.8).toFixed(2)}V10z`).join(""));
-    drawing.append(path);
+  /** An element of a drawing. */
+  function drawn(tag, attributes, ...children) {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    element.append(...children);
+    return element;
+  }
+
+  /** The largest number in some vectors, whatever its sign. */
+  const largest = (vectors) => Math.max(1e-9, ...vectors.map((vector) => Math.max(...vector.map(Math.abs))));
+
+  /** A vector: small bars against the largest, its first numbers, all of them when opened. */
+  function bars(vector, most = largest([vector])) {
+    const numbers = Array.from(vector), step = 96 / numbers.length;
+    const bar = (number, index) => `M${index * step} 10v${(-9.5 * number) / most}h${step * 0.8}V10z`;
+    const path = drawn("path", { d: numbers.map(bar).join("") });
+    const drawing = drawn("svg", { viewBox: "0 0 96 20", width: 96, height: 20, "aria-hidden": "true" }, path);
+    const start = numbers.slice(0, 2).map((number) => fixed(number)).join("  ");
     return make("details", { class: "vector" },
-      make("summary", {}, drawing, make("span", {}, `${numbers.slice(0, 3).map((number) => fixed(number)).join("  ")} …`)),
+      make("summary", {}, drawing, make("span", {}, `${start} …`)),
       make("p", {}, numbers.map((number) => fixed(number, 3)).join("  ")));
   }
 
@@ -559,7 +618,8 @@ const Regard = (() => {
   }
 
   const groupOf = (entry) => `${entry.side} ${entry.kind}`;
-  const titleOf = (entry) => `${say(groupOf(entry))}, ${say("layer", { layer: (entry.layer ?? 0) + 1 })}`;
+  const layerOf = (entry) => say("layer", { layer: (entry.layer ?? 0) + 1 });
+  const titleOf = (entry) => `${say(groupOf(entry))} · ${layerOf(entry)}`;
 
   // --- the whole -----------------------------------------------------------------------------------------------------
 
@@ -580,8 +640,9 @@ const Regard = (() => {
     checked({ map, head, row, hard, calculator }) {
       const { maps } = this.tree, crosses = maps.filter((entry) => entry.kind === "cross");
       const entry = maps.find((other) => other.name === map) ?? crosses.at(-1) ?? maps.at(-1);
+      const [heads, rows] = entry?.shape ?? [0, 1];
       const one = Number.parseInt(head, 10), line = Number.parseInt(row, 10) || 0;
-      return { map: entry?.name, head: one >= 0 && one < entry?.shape[0] ? one : "mean", row: entry ? clamp(line, 0, entry.shape[1] - 1) : 0,
+      return { map: entry?.name, head: one >= 0 && one < heads ? one : "mean", row: clamp(line, 0, rows - 1),
         hard: Boolean(hard), calculator: Boolean(calculator) };
     }
 
@@ -598,45 +659,53 @@ const Regard = (() => {
       this.heads = new Heads(this);
       this.calculator = new Calculator(this);
       this.tools = make("div", { class: "tools" });
-      this.container.replaceChildren(answer, this.tools, this.matrix.element, this.heads.element, this.calculator.element);
-      const { signal } = this.gone, observer = new ResizeObserver(() => this.matrix.stage.clientWidth !== this.width && this.draw());
+      const parts = [this.matrix, this.heads, this.calculator].map((part) => part.element);
+      this.container.replaceChildren(answer, this.tools, ...parts);
+      const { signal } = this.gone;
+      const observer = new ResizeObserver(() => this.matrix.stage.clientWidth !== this.width && this.draw());
       observer.observe(this.container);
       signal.addEventListener("abort", () => observer.disconnect());
-      document.addEventListener("themechange", () => { this.heads.draw(this.matrix.colour("accent")); this.draw(); }, { signal });
-      this.heads.draw(this.matrix.colour("accent"));
-      this.draw();
+      const redraw = () => { this.draw(); this.heads.draw(this.matrix.ink.accent); };
+      document.addEventListener("themechange", redraw, { signal });
+      redraw();
       this.complete();
     }
 
     flags() {
-      const flags = this.tree.flags ?? [];
-      return flags.length ? make("ul", { class: "flags", "aria-label": say("flags") }, ...flags.map((flag) => make("li", {}, flag))) : null;
+      const flags = (this.tree.flags ?? []).map((flag) => make("li", {}, flag));
+      return flags.length ? make("ul", { class: "flags", "aria-label": say("flags") }, ...flags) : null;
     }
 
     others() {
-      const answers = this.tree.answers ?? [];
-      return make("section", { class: "others" }, make("h3", {}, say("others")), make("ol", {}, ...answers.map((answer) =>
-        make("li", {}, make("span", { dir: "auto" }, answer.text || "∅"), " ", make("small", { title: say("score", { score: answer.score }) }, fixed(answer.score))))));
+      const items = (this.tree.answers ?? []).map(({ text, score }) => make("li", {},
+        make("span", { dir: "auto" }, text || "∅"), make("small", { title: say("score", { score }) }, fixed(score))));
+      return make("section", { class: "others" }, make("h3", {}, say("others")), make("ol", {}, ...items));
     }
 
     /** The controls: map, head, row, hard alignment, downloads. */
     controls() {
       const { entry, state, tree } = this;
-      const select = (name, value, pairs, change) => {
-        const options = pairs.map(([key, text]) => make("option", { value: key, selected: String(key) === String(value) }, text));
-        return make("label", {}, say(name), make("select", { name, onchange: (event) => change(event.target.value) }, ...options));
-      };
       const heads = [["mean", say("mean")], ...range(entry.shape[0]).map((head) => [head, String(head + 1)])];
       const rows = tree.tokens[entry.rows].map((token, row) => [row, `${row + 1}  ${label(token)}`]);
-      const hard = make("input", { type: "checkbox", name: "hard", checked: state.hard, onchange: (event) => this.choose({ hard: event.target.checked }) });
-      const button = (kind, click) => make("button", { type: "button", "aria-label": say("save", { kind: say(kind) }), title: say("save", { kind: say(kind) }), onclick: click }, `↓ ${say(kind)}`);
+      const onchange = (event) => this.choose({ hard: event.target.checked });
+      const hard = make("input", { type: "checkbox", name: "hard", checked: state.hard, onchange });
+      const json = () => save(new Blob([JSON.stringify(tree)], { type: "application/json" }), "regard.json");
       return [
-        select("map", state.map, tree.maps.map((other) => [other.name, titleOf(other)]), (map) => this.choose({ map })),
-        select("head", state.head, heads, (head) => this.choose({ head })), select("row", state.row, rows, (row) => this.choose({ row })),
-        make("label", { class: "check" }, hard, say("hard")),
-        make("span", { class: "saves" }, button("png", () => this.matrix.download()),
-          button("json", () => save(new Blob([JSON.stringify(this.tree)], { type: "application/json" }), "regard.json"))),
+        this.select("map", tree.maps.map((other) => [other.name, titleOf(other)])), this.select("head", heads),
+        this.select("row", rows), make("label", { class: "check" }, hard, say("hard")),
+        make("span", { class: "saves" }, this.saving("PNG", () => this.matrix.download()), this.saving("JSON", json)),
       ];
+    }
+
+    select(name, pairs) {
+      const chosen = String(this.state[name]), onchange = (event) => this.choose({ [name]: event.target.value });
+      const options = pairs.map(([value, text]) => make("option", { value, selected: String(value) === chosen }, text));
+      return make("label", {}, say(name), make("select", { name, onchange }, ...options));
+    }
+
+    saving(kind, onclick) {
+      const title = say("save", { kind });
+      return make("button", { type: "button", name: kind, title, "aria-label": title, onclick }, `↓ ${kind}`);
     }
 
     /** Change what is shown; the rest follows. */
@@ -670,6 +739,7 @@ const Regard = (() => {
         const whole = await options.fetchMap(entry.name, state.calculator);
         decoded.delete(entry);
         Object.assign(entry, { pooled: null }, whole);
+        if (vectors && !entry.vectors) this.failure = say("absent");
       } catch (error) {
         if (error.name !== "AbortError") this.failure = error.message;
       }
@@ -678,18 +748,20 @@ const Regard = (() => {
 
     title() {
       const { entry, state } = this;
-      return say("here", { map: titleOf(entry), head: state.head === "mean" ? say("mean") : say("one", { head: state.head + 1 }) });
+      const head = state.head === "mean" ? say("mean") : state.head + 1;
+      return `${titleOf(entry)} · ${say("head")}: ${head}`;
     }
 
     /** Nothing is hovered: show the row that was kept. */
-    rest() { this.point(this.entry.rows, this.state.row); }
+    rest() { if (this.entry) this.point(this.entry.rows, this.state.row); }
 
     /** Somebody asks about one token: light up what it looks at, or who looks at it. */
     point(list, index, spoken = false) {
       const seen = this.asked(list);
       if (!seen) return;
       const { entry, head, turned } = seen, [, rows, columns] = entry.shape;
-      const weights = turned ? range(rows).map((row) => cellOf(entry, head, row, index)) : range(columns).map((column) => cellOf(entry, head, index, column));
+      const weights = range(turned ? rows : columns)
+        .map((at) => (turned ? cellOf(entry, head, at, index) : cellOf(entry, head, index, at)));
       const other = turned ? entry.rows : entry.columns;
       this.lines.paint(list, index, other, weights);
       this.list(this.tree.tokens[list][index], this.tree.tokens[other], weights, turned, spoken);
@@ -704,19 +776,30 @@ const Regard = (() => {
       return entry && { entry, head: own ? this.state.head : "mean", turned: entry.rows !== list };
     }
 
+    /** Who looks at whom in one cell, and how much. */
+    cell(row, column) {
+      const { entry, tree, state } = this;
+      return { query: tree.tokens[entry.rows][row], key: tree.tokens[entry.columns][column],
+        weight: cellOf(entry, state.head, row, column) };
+    }
+
     pointCell(row, column, spoken = false) {
-      const { entry, tree, state } = this, query = tree.tokens[entry.rows][row], key = tree.tokens[entry.columns][column];
-      this.point(entry.rows, row);
+      const { query, key, weight } = this.cell(row, column), names = { query: quoted(query), key: quoted(key) };
+      this.point(this.entry.rows, row);
       this.matrix.point(row, column);
-      if (spoken) announce(say("cell", { row: row + 1, query: quoted(query), column: column + 1, key: quoted(key), percent: percent(cellOf(entry, state.head, row, column)) }));
+      if (spoken) announce(say("cell", { row: row + 1, column: column + 1, ...names, percent: percent(weight) }));
     }
 
     /** The five strongest, with their numbers. */
     list(token, tokens, weights, turned, spoken) {
-      const strongest = range(weights.length).sort((a, b) => weights[b] - weights[a]).slice(0, 5);
+      const order = range(weights.length).sort((a, b) => weights[b] - weights[a]);
+      const strongest = order.slice(0, 5).filter((index, place) => !place || weights[index] >= 0.0005);
       const title = say(turned ? "seen" : "looks", { token: quoted(token) });
-      this.looks.replaceChildren(make("h3", {}, title), make("ol", {}, ...strongest.map((index) => make("li", {}, make("bdi", {}, label(tokens[index])), gauge(weights[index])))));
-      if (spoken) announce(`${title}: ${strongest.slice(0, 3).map((index) => `${label(tokens[index])} ${percent(weights[index])}`).join(", ")}`);
+      const item = (index) => make("li", {}, make("bdi", {}, label(tokens[index])), gauge(weights[index]));
+      const items = strongest.map(item);
+      this.looks.replaceChildren(make("h3", {}, title), make("ol", {}, ...items));
+      const first = strongest.slice(0, 3).map((index) => `${label(tokens[index])} ${percent(weights[index])}`);
+      if (spoken) announce(`${title}: ${first.join(", ")}`);
     }
   }
 
@@ -731,11 +814,15 @@ const Regard = (() => {
     };
     if (memory.read("theme")) root.dataset.theme = memory.read("theme");
     dark.addEventListener("change", change);
-    const names = { en: "English", ko: "한국어" };
-    const select = make("select", { id: "language", onchange: () => { memory.write("language", select.value); speak(select.value); name(); onlanguage(); } },
-      ...Object.entries(names).map(([key, text]) => make("option", { value: key, lang: key, selected: key === language }, text)));
+    const options = Object.entries({ en: "English", ko: "한국어" })
+      .map(([value, text]) => make("option", { value, lang: value, selected: value === language }, text));
+    const choose = () => { memory.write("language", select.value); speak(select.value); name(); onlanguage(); };
+    const select = make("select", { id: "language", onchange: choose }, ...options);
     const theme = make("button", { type: "button", id: "theme", onclick: turn }, "◐");
-    const name = () => { select.setAttribute("aria-label", say("language")); theme.setAttribute("aria-label", say("theme")); theme.title = say("theme"); };
+    const name = () => {
+      select.setAttribute("aria-label", say("language"));
+      theme.setAttribute("aria-label", (theme.title = say("theme")));
+    };
     name();
     container.append(select, theme);
   }
@@ -754,11 +841,12 @@ const Regard = (() => {
     const source = document.getElementById("tree"), container = document.getElementById("view");
     if (!source || !container) return;
     const tree = JSON.parse(source.textContent), top = make("nav", { class: "bar" });
+    const header = make("header", { class: "top" }, make("h1", {}, "regard"), top);
     const onstate = (state) => link.write({ ...state, language });
     const draw = () => view(container, tree, { state: container.regard?.state ?? link.read(), onstate });
     speak(preferred());
     bar(top, () => { draw(); onstate(container.regard.state); });
-    container.before(top);
+    container.before(header);
     draw();
   }
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", open);
