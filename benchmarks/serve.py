@@ -1,0 +1,205 @@
+"""The server under load: 64 clients whose requests are batched against one client and no batching, then ten times as
+many requests at once as may wait.
+
+Clients, in a process of their own, send one sentence after the other over connections they keep. Without --run the
+model has the sizes of the multi30k recipe and random weights, and answers are about as long as their sources.
+
+    REGARD_DATA=... python benchmarks/serve.py --seconds 60
+
+Without $REGARD_DATA the sentences are made up, their lengths those of Multi30k.
+"""
+
+import argparse
+import asyncio
+import collections
+import contextlib
+import gzip
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+QUEUE = 256
+"""Texts that may wait in the server."""
+
+
+# --- the work --------------------------------------------------------------------------------------------------------
+
+
+def made_up(count: int) -> list[str]:
+    """Sentences of made-up words, 6 to 20 of them."""
+    chance = random.Random(1)
+    consonants = ["b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "sch", "st"]
+    syllables = [first + vowel for first in consonants for vowel in "aeiou"]
+    words = ["".join(chance.choices(syllables, k=chance.randint(1, 4))) for _ in range(8000)]
+    return [" ".join(chance.choices(words, k=chance.randint(6, 20))) + "." for _ in range(count)]
+
+
+def sentences() -> list[str]:
+    """What clients send: the test set of Multi30k, or something like it."""
+    if "REGARD_DATA" in os.environ:
+        path = Path(os.environ["REGARD_DATA"]) / "multi30k" / "test_2016_flickr.en.gz"
+        return gzip.decompress(path.read_bytes()).decode().splitlines()
+    return made_up(1000)
+
+
+def untrained(folder: Path) -> Path:
+    """A run with the sizes of the multi30k recipe and random weights."""
+    import torch
+
+    from regard.checkpoint import create, save_weights, weights
+    from regard.models import build
+    from regard.text import Vocabulary
+    from regard.toml import find, parse
+
+    torch.manual_seed(1)
+    config = parse(find("multi30k"), ["decode.max_ratio=1.0", "decode.max_extra=2"])
+    vocabulary = Vocabulary.learn(made_up(10_000), config.text.source)
+    create(folder, config, vocabulary, None, {})
+    save_weights(folder / "model.safetensors", weights(build(config, vocabulary.size, None)), 0)
+    return folder
+
+
+# --- clients ---------------------------------------------------------------------------------------------------------
+
+
+async def ask(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], text: str) -> int:
+    """Send one sentence and read the whole answer: its status."""
+    reader, writer = streams
+    body = json.dumps({"q": text, "source": "en", "target": "de"}).encode()
+    head = f"POST /translate HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    writer.write(head.encode() + b"\r\n\r\n" + body)
+    answer = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    await reader.readexactly(int(answer.split("content-length: ")[1].split("\r\n")[0]))
+    return int(answer.split()[1])
+
+
+async def client(port: int, texts: list[str], until: float, found: list[tuple[str, float]]) -> None:
+    """Ask until it is time; without time, once. What came, and after how many seconds."""
+    try:
+        streams = await asyncio.open_connection("127.0.0.1", port)
+        while True:
+            began = time.perf_counter()
+            status = await ask(streams, random.choice(texts))
+            found.append((str(status), time.perf_counter() - began))
+            if time.perf_counter() >= until:
+                break
+        streams[1].close()
+    except (OSError, EOFError) as error:
+        found.append((type(error).__name__, 0.0))
+
+
+def load(port: int, clients: int, seconds: float) -> dict[str, Any]:
+    """What `clients` at once get from a server, and how fast."""
+    found: list[tuple[str, float]] = []
+
+    async def everybody() -> None:
+        until = time.perf_counter() + seconds
+        await asyncio.gather(*(client(port, texts, until, found) for _ in range(clients)))
+
+    texts, began = sentences(), time.perf_counter()
+    asyncio.run(everybody())
+    good = sorted(duration for status, duration in found if status == "200")
+    quantiles = statistics.quantiles(good, n=100) if len(good) > 1 else [0.0] * 99
+    return {
+        "statuses": collections.Counter(status for status, _ in found),
+        "speed": len(good) / (time.perf_counter() - began),
+        "p50": 1000 * quantiles[49],
+        "p99": 1000 * quantiles[98],
+    }
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def server(run: Path, threads: int | None, *changes: str) -> Iterator[tuple[int, int]]:
+    """A server in a process of its own: its port and its process id."""
+    own = [f"serve.max_queue={QUEUE}", "serve.port=0", "text.languages=['en', 'de']", *changes]
+    own += [f"serve.threads={threads}"] if threads else []
+    command = [sys.executable, __file__, "--serve", str(run), *own]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        yield int(line.split(" at http://127.0.0.1:")[1].split()[0]), process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def loaded(port: int, clients: int, seconds: float) -> dict[str, Any]:
+    """As `load`, from a process of its own."""
+    command = [sys.executable, __file__, "--load", str(port), "--clients", str(clients), "--seconds", str(seconds)]
+    found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return found
+
+
+def memory(process: int) -> float:
+    """Megabytes that a process holds (Linux)."""
+    lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+
+
+def row(table: Table, name: str, clients: int, found: dict[str, Any], note: str = "") -> None:
+    statuses = ", ".join(f"{status}: {count:,}" for status, count in sorted(found["statuses"].items()))
+    times = (f"{found['speed']:,.1f}", f"{found['p50']:,.0f}", f"{found['p99']:,.0f}")
+    table.add_row(name, f"{clients:,}", statuses, *times, note)
+
+
+def compared(run: Path, options: argparse.Namespace) -> None:
+    """Measure, and print one table."""
+    table = Table("what", "clients", "statuses", "requests/s", "p50 ms", "p99 ms", "memory MB")
+    with server(run, options.threads, "serve.batch_items=1", "serve.wait_ms=0.0") as (port, _):
+        loaded(port, 1, 1)
+        alone = loaded(port, 1, options.seconds / 3)
+    row(table, "one client, no batches", 1, alone)
+    with server(run, options.threads) as (port, process):
+        loaded(port, options.clients, 1)
+        many = loaded(port, options.clients, options.seconds)
+        row(table, "batches", options.clients, many, f"{memory(process):,.0f}")
+        for number in range(1, 4):
+            flood = loaded(port, 10 * QUEUE, 0)
+            row(table, f"all at once, {number}", 10 * QUEUE, flood, f"{memory(process):,.0f}")
+        row(table, "one client, afterwards", 1, loaded(port, 1, 1), f"{memory(process):,.0f}")
+    out = Console(highlight=False, width=110)
+    out.print(table)
+    out.print(f"batches / no batches: {many['speed'] / alone['speed']:.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, help="a run; by default one that is not trained")
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--threads", type=int, help="of the model")
+    parser.add_argument("--serve", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--load", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        from regard.serve import serve, server_settings
+
+        settings, changes = server_settings(options.serve[1:])
+        serve([Path(options.serve[0])], settings, changes)
+    elif options.load:
+        from regard.serve import allow_connections
+
+        allow_connections()
+        print(json.dumps(load(options.load, options.clients, options.seconds)))
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            compared(options.run or untrained(Path(folder) / "run"), options)
+
+
+if __name__ == "__main__":
+    main()
