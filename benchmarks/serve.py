@@ -123,10 +123,11 @@ def load(port: int, clients: int, seconds: float) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def server(run: Path, threads: int | None, *changes: str) -> Iterator[tuple[int, int]]:
+def server(run: Path, options: argparse.Namespace, *changes: str) -> Iterator[tuple[int, int]]:
     """A server in a process of its own: its port and its process id."""
     own = [f"serve.max_queue={QUEUE}", "serve.port=0", "text.languages=['en', 'de']", *changes]
-    own += [f"serve.threads={threads}"] if threads else []
+    own += [f"serve.threads={options.threads}"] if options.threads else []
+    own += [f"decode.beam={options.beam}"] if options.beam else []
     command = [sys.executable, __file__, "--serve", str(run), *own]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -160,11 +161,11 @@ def row(table: Table, name: str, clients: int, found: dict[str, Any], note: str 
 def compared(run: Path, options: argparse.Namespace) -> None:
     """Measure, and print one table."""
     table = Table("what", "clients", "statuses", "requests/s", "p50 ms", "p99 ms", "memory MB")
-    with server(run, options.threads, "serve.batch_items=1", "serve.wait_ms=0.0") as (port, _):
+    with server(run, options, "serve.batch_items=1", "serve.wait_ms=0.0") as (port, _):
         loaded(port, 1, 1)
         alone = loaded(port, 1, options.seconds / 3)
     row(table, "one client, no batches", 1, alone)
-    with server(run, options.threads) as (port, process):
+    with server(run, options) as (port, process):
         loaded(port, options.clients, 1)
         many = loaded(port, options.clients, options.seconds)
         row(table, "batches", options.clients, many, f"{memory(process):,.0f}")
@@ -183,6 +184,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--threads", type=int, help="of the model")
+    parser.add_argument("--beam", type=int, help="hypotheses; by default as the run has it")
     parser.add_argument("--serve", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--load", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -3,7 +3,7 @@
 import pytest
 from num2words import num2words
 
-from regard.look import look
+from regard.looking import look
 from regard.predict import load
 from regard.run import fit, fresh
 from regard.toml import read

@@ -6,8 +6,8 @@ from regard.errors import ConfigError, DataError, InputError, RegardError, RunEr
 
 if TYPE_CHECKING:
     from regard.evaluation import evaluate as evaluate
-    from regard.look import Look as Look
-    from regard.look import look as look
+    from regard.looking import Look as Look
+    from regard.looking import look as look
     from regard.predict import Predictor as Predictor
     from regard.predict import load as load
     from regard.recording import record as record
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 HOMES = {
     "read": "toml",
     "evaluate": "evaluation",
-    "Look": "look",
-    "look": "look",
+    "Look": "looking",
+    "look": "looking",
     "Predictor": "predict",
     "load": "predict",
     "record": "recording",

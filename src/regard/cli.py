@@ -275,8 +275,8 @@ def look(
     `regard look runs/n einundzwanzig --token 0`, `regard look runs/m "two dogs" --map all --out heads.png`
     """
     from regard.console import out
-    from regard.look import agreed
-    from regard.look import look as looked
+    from regard.looking import agreed
+    from regard.looking import look as looked
     from regard.picture import calculated, drawn, surveyed
     from regard.predict import load
 
@@ -298,6 +298,32 @@ def look(
             out.print(f"{answer} - {source}", markup=False, soft_wrap=True)
     else:
         out.print(drawn(*found.labelled(name, head)))
+
+
+@app.command()
+def serve(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="What `regard train` made; the first is default.")
+    ],
+    host: Annotated[str | None, typer.Option(help="127.0.0.1 by default; 0.0.0.0 serves other machines too.")] = None,
+    port: Annotated[int | None, typer.Option(help="5000 by default; 0 takes a free one.")] = None,
+    keys: Annotated[str | None, typer.Option(envvar="REGARD_KEYS", help="API keys, separated by commas.")] = None,
+    changes: Changes = None,
+    device: Device = "auto",
+) -> None:
+    """Serve runs over HTTP: a page, an API (/docs), and LibreTranslate's protocol. Ctrl-C finishes, then stops.
+
+    Examples: `regard serve runs/n`, `regard serve runs/en-de runs/de-en --port 8000 --set serve.max_queue=64`
+    """
+    import json
+
+    from regard.serve import serve as start
+    from regard.serve import server_settings
+
+    given = {"host": host, "port": port, "keys": json.dumps(keys.split(",")) if keys else None}
+    own = [f"serve.{name}={value}" for name, value in given.items() if value is not None]
+    settings, others = server_settings([*own, *(changes or ())])
+    start(runs, settings, others, device)
 
 
 def main() -> None:

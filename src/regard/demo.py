@@ -6,7 +6,7 @@ from pathlib import Path
 
 from regard.console import Training, err, out, show_evaluation
 from regard.evaluation import evaluate
-from regard.look import look
+from regard.looking import look
 from regard.picture import drawn
 from regard.predict import load
 from regard.run import fit, fresh

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from regard.service import Refusal, ServeSettings, Service
+from regard.service import RefusedError, ServeSettings, Service
 
 log = logging.getLogger("regard.serve")
 POLICY = (
@@ -32,7 +32,7 @@ HEADERS = [
 ]
 
 
-class Gone(Exception):
+class GoneError(Exception):
     """The client has closed the connection."""
 
 
@@ -57,9 +57,9 @@ class Gate:
         try:
             body = await self.body(Headers(scope=scope), receive)
             await self.attended(scope, body, receive, reply)
-        except Refusal as refusal:
+        except RefusedError as refusal:
             await problem(refusal.status, refusal.message, refusal.headers)(scope, receive, reply)
-        except Gone:
+        except GoneError:
             reply.status = 499  # as nginx counts clients that did not wait
         except Exception:
             log.exception("%s %s", scope["method"], scope["path"])
@@ -73,7 +73,9 @@ class Gate:
     async def body(self, headers: Headers, receive: Receive) -> bytes:
         """The whole body, unless it is too large or too slow; of a larger one no more than the limit is kept."""
         most = self.settings.max_body
-        too_large = Refusal(413, f"the body has more than {most:,} bytes, which is the most that is taken. Split it.")
+        too_large = RefusedError(
+            413, f"the body has more than {most:,} bytes, which is the most that is taken. Split it."
+        )
         length = headers.get("content-length", "0")
         if length.isdigit() and (len(length) > 18 or int(length) > most):
             raise too_large
@@ -83,14 +85,14 @@ class Gate:
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise Gone
+                        raise GoneError
                     chunks.append(message.get("body", b""))
                     size, more = size + len(chunks[-1]), message.get("more_body", False)
                     if size > most:
                         raise too_large
         except TimeoutError:
             seconds = f"{self.settings.read_timeout:g}"
-            raise Refusal(408, f"the request was not complete after {seconds} seconds. Send it faster.") from None
+            raise RefusedError(408, f"the request was not complete after {seconds} seconds. Send it faster.") from None
         return b"".join(chunks)
 
     async def attended(self, scope: Scope, body: bytes, receive: Receive, reply: "Reply") -> None:
@@ -105,7 +107,7 @@ class Gate:
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done() and not reply.complete:
-                raise Gone
+                raise GoneError
             await work
         finally:
             work.cancel()

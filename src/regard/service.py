@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from regard.config import Count, DecodeConfig, Settings
 from regard.errors import InputError
 from regard.guard import Answer, answered
-from regard.look import look
+from regard.looking import look
 from regard.predict import Predictor
 from regard.toml import suggestion
 
@@ -66,7 +66,7 @@ class ServeSettings(Settings):
         return self
 
 
-class Refusal(Exception):
+class RefusedError(Exception):
     """A request that is not answered: the HTTP status, what to tell, and whether to come again."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -139,20 +139,28 @@ class Batcher:
                 return await asyncio.gather(*(job.future for job in jobs))
         except TimeoutError:
             seconds = f"{self.settings.timeout:g}"
-            raise Refusal(503, f"no answer within {seconds} seconds: the server is busy. Try again later.") from None
+            raise RefusedError(
+                503, f"no answer within {seconds} seconds: the server is busy. Try again later."
+            ) from None
         finally:
-            if any([job.future.cancel() for job in jobs]):
+            for job in jobs:
+                job.future.cancel()
+            if any(job.future.cancelled() for job in jobs):
                 self.waiting = deque(job for job in self.waiting if not job.future.done())
 
     def admit(self, count: int) -> None:
         """Refuse what the queue cannot take."""
         most = self.settings.max_queue
         if self.closing:
-            raise Refusal(503, "the server is stopping. Try another, or again later.")
+            raise RefusedError(503, "the server is stopping. Try another, or again later.")
         if count > most:
-            raise Refusal(413, f"the request holds {count:,} pieces of text, at most {most:,} are taken. Split it.")
+            raise RefusedError(
+                413, f"the request holds {count:,} pieces of text, at most {most:,} are taken. Split it."
+            )
         if len(self.waiting) + count > most:
-            raise Refusal(429, f"the queue is full: {len(self.waiting):,} texts wait, at most {most:,} may. Try later.")
+            raise RefusedError(
+                429, f"the queue is full: {len(self.waiting):,} texts wait, at most {most:,} may. Try later."
+            )
 
     async def run(self) -> None:
         """Work on batch after batch until the server stops and nobody waits any more."""
@@ -221,24 +229,22 @@ class Service:
             return known[0]
         if name not in self.predictors:
             served = ", ".join(known)
-            raise Refusal(404, f"no model is named {name[:100]!r}.{suggestion(name[:100], known)} Served: {served}.")
+            raise RefusedError(
+                404, f"no model is named {name[:100]!r}.{suggestion(name[:100], known)} Served: {served}."
+            )
         return name
 
     def check(self, texts: Sequence[str]) -> None:
-        """Refuse texts that are beyond the limits, or that no answer could repeat."""
+        """Refuse texts that are beyond the limits."""
         most, longest = self.settings.max_items, self.settings.max_characters
         if len(texts) > most:
-            raise Refusal(413, f"{len(texts):,} texts came, at most {most:,} are taken at once. Split the request.")
+            raise RefusedError(
+                413, f"{len(texts):,} texts came, at most {most:,} are taken at once. Split the request."
+            )
         for number, text in enumerate(texts, 1):
             if len(text) > longest:
-                raise Refusal(
+                raise RefusedError(
                     413, f"text {number} has {len(text):,} characters, at most {longest:,} are taken. Split it."
-                )
-            if (
-                place := next((i for i, letter in enumerate(text) if "\ud800" <= letter <= "\udfff"), None)
-            ) is not None:
-                raise Refusal(
-                    400, f"text {number} holds a lone surrogate at {place}, which is no character. Send valid Unicode."
                 )
 
     async def answers(

@@ -6,7 +6,7 @@ One form for all of them (docs/maps.md). Nothing is averaged before it is shown.
 import base64
 import itertools
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from regard.batch import Batch, Pair, collate
 from regard.checkpoint import replace
 from regard.config import DecodeConfig
 from regard.errors import InputError
+from regard.guard import judged
 from regard.picture import save_grid, save_map
 from regard.position import linear_bias
 from regard.predict import Output, Predictor
@@ -103,6 +104,8 @@ class Look:
     text: str
     answers: list[Output]
     """Best first; the maps are those of the first."""
+    flags: Sequence[str] = ()
+    """What is suspicious about the first, in words."""
 
     @cached_property
     def answer(self) -> Output:
@@ -242,7 +245,7 @@ class Look:
             "scores": {"score": self.answer.score, "logprobs": rounded([t.logprob for t in self.answer.tokens], 6)},
             "answers": [{"text": answer.text, "score": answer.score} for answer in self.answers],
             "maps": maps,
-            "flags": [],
+            "flags": list(self.flags),
         }
 
     def save(self, path: str | Path, name: str | None = None, head: int | None = None) -> None:
@@ -295,7 +298,8 @@ def look(
     if target is not None:
         settings = settings.model_copy(update={"beam": 1, "sample": False, "max_ratio": 0.0, "max_extra": 1})
         return Look(predictor, text, predictor.predict([text], settings=settings, prefixes=[target])[0])
-    return Look(predictor, text, predictor.predict([text], settings=settings, best=best)[0])
+    answers = predictor.predict([text], settings=settings, best=best)[0]
+    return Look(predictor, text, answers, judged(predictor, predictor.encode(text), answers[0], settings))
 
 
 def agreed(there: Look, back: Look) -> list[tuple[str, str]]:

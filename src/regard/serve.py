@@ -1,0 +1,289 @@
+"""The HTTP server: the page, its own API, and LibreTranslate's, over the runs it was given (docs/serve.md)."""
+
+import contextlib
+import html
+import socket
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import ValidationError
+
+from regard.errors import ConfigError, RegardError
+from regard.predict import Predictor, load
+from regard.toml import frozen, merge, suggestion
+
+try:
+    from fastapi import APIRouter, Depends, FastAPI
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import JSONResponse, PlainTextResponse
+    from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+    from starlette.exceptions import HTTPException
+    from starlette.middleware.cors import CORSMiddleware
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from regard import libre
+    from regard.gate import Gate, Server, problem
+    from regard.guard import Answer
+    from regard.schema import (
+        PROBLEMS,
+        LookBody,
+        ModelsAnswer,
+        PredictAnswer,
+        PredictBody,
+        Responses,
+        complaint,
+        decoding,
+    )
+    from regard.service import RefusedError, ServeSettings, Service
+except ModuleNotFoundError as error:
+    if (error.name or "").startswith("regard"):
+        raise
+    raise ConfigError(f"serving needs {error.name}: pip install 'regard[serve]'.") from error
+
+STUDIO = Path(__file__).parent / "studio"
+KINDS = {
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".json": "application/json",
+}
+# --- routes ----------------------------------------------------------------------------------------------------------
+
+
+def described(name: str, predictor: Predictor) -> dict[str, Any]:
+    """A model in /v1/models."""
+    config = predictor.config
+    source, target = (None if code == side else code for code, side in zip(config.text.languages, SIDES, strict=True))
+    return {
+        "id": name,
+        "kind": config.model.kind,
+        "source": source,
+        "target": target,
+        "about": config.about,
+        "max_length": config.text.max_length,
+        "decode": config.decode.model_dump(),
+    }
+
+
+SIDES = ("source", "target")
+"""The languages of a run that names none."""
+
+
+def tree(answer: Answer) -> dict[str, Any]:
+    """An answer in /v1/predict."""
+    tokens = [{"text": token.text, "logprob": token.logprob} for token in answer.output.tokens]
+    return {"text": answer.output.text, "score": answer.output.score, "tokens": tokens, "flags": answer.flags}
+
+
+def own_routes(service: Service) -> APIRouter:
+    """The API of regard itself."""
+    guarded = [Depends(bearer(service.settings.keys))] if service.settings.keys else []
+    listed: Responses = {status: PROBLEMS[status] for status in (401, 408, 413)}
+    router = APIRouter(tags=["regard"], dependencies=guarded, responses=listed)
+    problems: Responses = {status: PROBLEMS[status] for status in (400, 404, 422, 429, 503)}
+
+    @router.get("/v1/models", responses={200: {"model": ModelsAnswer}})
+    async def models() -> JSONResponse:
+        """The runs that are served, the default one first."""
+        data = [described(name, predictor) for name, predictor in service.predictors.items()]
+        return JSONResponse({"object": "list", "data": data})
+
+    @router.post("/v1/predict", responses={200: {"model": PredictAnswer}, **problems})
+    async def predict(body: PredictBody) -> JSONResponse:
+        """Answer one text or several, with scores, token log-probabilities and what is suspicious."""
+        name = service.find(body.model)
+        texts = [body.text] if body.text is not None else body.texts or []
+        service.check(texts)
+        found = await service.answers(name, texts, body.best, decoding(service.predictors[name], body.settings))
+        return JSONResponse({"model": name, "answers": [[tree(answer) for answer in answers] for answers in found]})
+
+    @router.post("/v1/look", responses=problems)
+    async def look(body: LookBody) -> Response:
+        """Answer one text and give the attention behind it (docs/maps.md)."""
+        name = service.find(body.model)
+        service.check([body.text])
+        settings = decoding(service.predictors[name], body.settings)
+        options = {"packed": body.packed, "full": body.full, "vectors": body.vectors}
+        return Response(await service.look(name, body.text, body.best, settings, options), media_type=KINDS[".json"])
+
+    @router.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Counts for Prometheus."""
+        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+def bearer(keys: Sequence[str]) -> Any:
+    """A dependency that wants `Authorization: Bearer KEY`."""
+
+    async def check(
+        given: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))],
+    ) -> None:
+        if given is None or not libre.allowed(given.credentials, keys):
+            came = "none came" if given is None else "the one that came is not known"
+            raise RefusedError(401, f"an API key is needed, and {came}: send Authorization: Bearer KEY.")
+
+    return check
+
+
+def page_routes(service: Service) -> APIRouter:
+    """The page, its files, and what a person or a monitor asks first. Only files that are there at the start exist."""
+    router = APIRouter(tags=["page"])
+    files = {path.name: path.read_bytes() for path in STUDIO.glob("*") if path.suffix in KINDS}
+
+    def file(name: str) -> Response:
+        if name not in files:
+            raise RefusedError(404, f"there is no page file {name[:100]!r}.")
+        return Response(files[name], media_type=KINDS[Path(name).suffix], headers={"Cache-Control": "no-cache"})
+
+    @router.get("/", include_in_schema=False)
+    async def index() -> Response:
+        return file("index.html")
+
+    @router.get("/studio/{name}", include_in_schema=False)
+    async def studio(name: str) -> Response:
+        return file(name)
+
+    @router.get("/health", responses={503: PROBLEMS[503]})
+    async def health() -> JSONResponse:
+        """Whether requests are taken."""
+        if service.batcher.closing:
+            raise RefusedError(503, "the server is stopping.")
+        return JSONResponse({"status": "ok"})
+
+    @router.get("/docs", include_in_schema=False)
+    async def docs(request: Request) -> Response:
+        return Response(documentation(request.app.openapi()), media_type=KINDS[".html"])
+
+    return router
+
+
+def documentation(schema: dict[str, Any]) -> str:
+    """OpenAPI as a page that needs nothing from elsewhere."""
+    rows = [
+        f"<tr><td>{method.upper()}<td><code>{path}</code><td>{html.escape(operation.get('description', ''))}"
+        f"<td>{' '.join(operation['responses'])}"
+        for path, methods in schema["paths"].items()
+        for method, operation in methods.items()
+    ]
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{schema['info']['title']}</title>"
+        f"<h1>{schema['info']['title']}</h1><p>All fields: <a href=/openapi.json>/openapi.json</a> (OpenAPI)."
+        f"<table><tr><th>Method<th>Path<th>What<th>Statuses{''.join(rows)}</table></html>"
+    )
+
+
+# --- the application -------------------------------------------------------------------------------------------------
+
+
+def application(predictors: Mapping[str, Predictor], settings: ServeSettings | None = None) -> FastAPI:
+    """The whole server as an ASGI application; `app.state.service` is what it serves."""
+    service = Service(predictors, settings or ServeSettings())
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with service.batcher:
+            yield
+
+    app = FastAPI(title="regard", docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan)
+    app.state.service = service
+    for router in (own_routes(service), libre.routes(service), page_routes(service)):
+        app.include_router(router)
+    if service.settings.cors:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(service.settings.cors),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+        )
+    app.add_middleware(Gate, service=service)
+
+    answer_errors(app)
+    return app
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Every error as JSON, in words."""
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return problem(*complaint(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def failed(request: Request, error: HTTPException) -> Response:
+        headers, path = dict(error.headers or {}), request.url.path[:100]
+        words = {
+            404: f"nothing is at {path}; /docs lists what is.",
+            405: f"{request.method} is not possible at {path}, only {headers.get('Allow')}.",
+        }
+        return problem(error.status_code, words.get(error.status_code, str(error.detail)), headers)
+
+    @app.exception_handler(RefusedError)
+    async def refused(request: Request, error: RefusedError) -> Response:
+        return problem(error.status, error.message, error.headers)
+
+    @app.exception_handler(RegardError)
+    async def unfit(request: Request, error: RegardError) -> Response:
+        return problem(400, str(error))
+
+
+def server_settings(changes: Iterable[str]) -> tuple[ServeSettings, list[str]]:
+    """Changes as in `--set`: those that begin with `serve.` make the server's settings, the others are the runs'."""
+    changes = list(changes)
+    own = [change.removeprefix("serve.") for change in changes if change.startswith("serve.")]
+    try:
+        settings = ServeSettings.model_validate(frozen(merge({}, own)))
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        name = ".".join(map(str, wrong["loc"]))
+        if wrong["type"] == "extra_forbidden":
+            hint = suggestion(name, ServeSettings.model_fields, "serve")
+            raise ConfigError(f"unknown setting serve.{name}.{hint}") from error
+        raise ConfigError(f"setting serve.{name} is {wrong['input']!r}: {wrong['msg']}.") from error
+    return settings, [change for change in changes if not change.startswith("serve.")]
+
+
+def opened(runs: Sequence[Path], changes: Iterable[str], device: str) -> dict[str, Predictor]:
+    """Runs by the names of their directories."""
+    changes, found = list(changes), {}
+    for run in runs:
+        name = run.resolve().name
+        if name in found:
+            raise ConfigError(f"two runs are named {name}, and a model is asked for by name. Rename one directory.")
+        found[name] = load(run, changes, device)
+    return found
+
+
+def allow_connections() -> None:
+    """Raise the number of files, which connections are, that this process may open, as far as the system lets it."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def serve(runs: Sequence[Path], settings: ServeSettings, changes: Iterable[str] = (), device: str = "auto") -> None:
+    """Serve runs until SIGTERM or Ctrl-C; what was accepted by then is finished first."""
+    if not runs:
+        raise ConfigError("give at least one run to serve, as in `regard serve runs/n`.")
+    app = application(opened(runs, changes, device), settings)
+    allow_connections()
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(
+            f"{settings.host} port {settings.port} cannot be listened on: {error.strerror}. Choose another --port."
+        ) from error
+    service: Service = app.state.service
+    host = f"[{settings.host}]" if family == socket.AF_INET6 else settings.host
+    names = ", ".join(service.predictors)
+    print(f"serving {names} at http://{host}:{listener.getsockname()[1]} (API: /docs). Ctrl-C stops.", flush=True)
+    Server(app, service).run(sockets=[listener])

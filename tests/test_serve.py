@@ -1,0 +1,287 @@
+"""The server's own API over a real connection: answers, and the status and words of every refusal."""
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from serving import live
+
+import regard
+from regard.errors import ConfigError
+from regard.gate import POLICY
+from regard.serve import STUDIO, opened, serve, server_settings
+from regard.service import ServeSettings
+
+
+@pytest.fixture(scope="module")
+def predictor(tiny_run):
+    return regard.load(tiny_run, ["text.languages=['en','de']", "text.max_length=40"], device="cpu")
+
+
+@pytest.fixture(scope="module")
+def client(predictor, tiny_run):
+    models = {"first": predictor, "plain": regard.load(tiny_run, device="cpu")}
+    with live(models, max_items=20) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+        yield client
+
+
+def refused(response, status, words):
+    """Whether a response is an error in our form."""
+    assert (response.status_code, list(response.json())) == (status, ["error"])
+    assert words in response.json()["error"]
+    return True
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+def test_models(client, predictor):
+    found = client.get("/v1/models").json()
+    assert [model["id"] for model in found["data"]] == ["first", "plain"]
+    first, plain = found["data"]
+    assert (first["kind"], first["source"], first["target"], first["max_length"]) == ("rnn", "en", "de", 40)
+    assert (plain["source"], plain["target"]) == (None, None)
+    assert first["decode"] == predictor.config.decode.model_dump()
+    assert first["about"] == predictor.config.about
+
+
+def test_predict(client, predictor):
+    found = client.post("/v1/predict", json={"texts": ["abc", "", "dd"], "best": 2}).json()
+    assert found["model"] == "first"
+    for text, answers in zip(["abc", "", "dd"], found["answers"], strict=True):
+        (wanted,) = predictor.predict([text], best=2)
+        assert [answer["text"] for answer in answers] == [output.text for output in wanted]
+        assert [len(answer["tokens"]) for answer in answers] == [len(output.tokens) for output in wanted]
+    assert found["answers"][0][0]["flags"] == ["is empty"]  # it has not learned anything
+    assert found["answers"][1] == [{"text": "", "score": 0.0, "tokens": [], "flags": []}]
+
+
+def test_settings_of_a_request(client, predictor):
+    def ask(**settings):
+        return client.post("/v1/predict", json={"text": "abcd", "settings": settings}).json()["answers"][0][0]["text"]
+
+    for changes in ({"beam": 1, "max_extra": 3}, {"sample": True, "seed": 7, "top_k": 5}, {"no_repeat": 1}):
+        settings = predictor.config.decode.model_copy(update=changes)
+        assert ask(**changes) == predictor.predict(["abcd"], settings=settings)[0][0].text
+    assert ask(beam=None) == predictor("abcd")
+
+
+def test_look(client):
+    tree = client.post("/v1/look", json={"text": "abc", "best": 2, "packed": False}).json()
+    assert tree["text"]["source"] == "abc"
+    assert [len(tree["maps"][0]["heads"][0]), len(tree["tokens"]["key"])] == [len(tree["tokens"]["query"]), 4]
+    packed = client.post("/v1/look", json={"text": "abc", "vectors": [tree["maps"][0]["name"]]}).json()
+    assert packed["maps"][0]["packed"]
+    assert refused(client.post("/v1/look", json={"text": " "}), 400, "empty text")
+
+
+def test_page_and_documentation(client):
+    for path in ["/", *(f"/studio/{path.name}" for path in STUDIO.glob("*.*"))]:
+        response = client.get(path)
+        assert response.status_code == (200 if (STUDIO / (path[8:] or "index.html")).exists() else 404)
+    docs = client.get("/docs").text
+    assert "/v1/predict" in docs
+    assert "http://" not in docs
+    assert "<script" not in docs
+    paths = client.get("/openapi.json").json()["paths"]
+    assert {"/translate", "/languages", "/detect", "/v1/models", "/v1/look", "/metrics", "/health"} < set(paths)
+    assert client.get("/health").json() == {"status": "ok"}
+    assert 'regard_request_seconds_count{route="/health"}' in client.get("/metrics").text
+
+
+def test_every_answer_has_the_security_headers(client):
+    for response in (client.get("/"), client.get("/nothing"), client.post("/translate"), client.put("/v1/models")):
+        assert response.headers["content-security-policy"] == POLICY
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert response.headers["referrer-policy"] == "no-referrer"
+        assert "access-control-allow-origin" not in response.headers
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+WRONG = [
+    ({}, 422, "give either text or texts."),
+    ({"text": "a", "texts": ["b"]}, 422, "give either text or texts."),
+    ({"texts": []}, 422, "texts: list should have at least 1 item"),
+    ({"text": 5}, 422, "text: input should be a valid string."),
+    ({"texts": "abc"}, 422, "texts: input should be a valid list."),
+    ({"text": "a", "tex": "b"}, 422, "unknown field tex. Did you mean text?"),
+    ({"text": "a", "best": 0}, 422, "best: input should be greater than or equal to 1."),
+    ({"text": "a", "best": 21}, 422, "best: input should be less than or equal to 20."),
+    ({"text": "a", "best": "2"}, 422, "best: input should be a valid integer."),
+    ({"text": "a", "settings": {"beem": 3}}, 422, "unknown field settings.beem. Did you mean beam?"),
+    ({"text": "a", "settings": {"beam": 65}}, 422, "settings.beam: input should be less than or equal to 64."),
+    ({"text": "a", "settings": {"beam": 10**30}}, 422, "settings.beam: input should be less than or equal to 64."),
+    ({"text": "a", "settings": {"seed": 2**32}}, 422, "settings.seed: input should be less than 4294967296."),
+    ({"text": "a", "settings": {"no_repeat": 10**9}}, 422, "settings.no_repeat: "),
+    ({"text": "a", "settings": {"temperature": 0}}, 422, "settings.temperature: "),
+    ({"text": "a", "settings": {"length_penalty": 1e308}}, 422, "settings.length_penalty: "),
+    ({"text": "a", "settings": {"sample": 1}}, 422, "settings.sample: input should be a valid boolean."),
+    ({"text": "a", "model": "firs"}, 404, "no model is named 'firs'. Did you mean first? Served: first, plain."),
+    ({"text": "a", "model": "../../etc/passwd"}, 404, "no model is named '../../etc/passwd'."),
+    ({"text": "a", "model": "first\0"}, 404, "no model is named 'first\\x00'."),
+    ({"text": "a", "model": ""}, 404, "no model is named ''."),
+    ({"text": "a" * 5001}, 413, "text 1 has 5,001 characters, at most 5,000 are taken. Split it."),
+    ({"texts": ["a"] * 1000}, 413, "1,000 texts came, at most 20 are taken at once."),
+    ({"texts": ["a", "b" * 41]}, 400, "text 2 has 41 tokens, this model takes at most 40."),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "words"), WRONG)
+def test_bodies_that_are_wrong(client, body, status, words):
+    assert refused(client.post("/v1/predict", json=body), status, words)
+
+
+RAW = [
+    (b"{", 400, "the body is not JSON"),
+    (b"", 422, "field body is missing."),
+    (b"[1]", 422, "the body: input should be a valid dictionary"),
+    (b'{"text": "a\0"}', 400, "the body is not JSON"),
+    (b'{"text": "\xff"}', 400, "error parsing the body"),
+    (b"[" * 100_000, 400, "error parsing the body"),
+    (b'{"text": "a", "settings": {"temperature": NaN}}', 422, "settings.temperature: "),
+    (b'{"text": "a", "settings": {"seed": %s}}' % (b"9" * 5000), 400, "error parsing the body"),
+    (b'{"text": "a\\ud800"}', 422, "text: a lone surrogate at 1 is no character. Send valid Unicode."),
+    (b'{"text": "a", "\\ud800": 1}', 422, ""),
+    (b'{"text": "a", "model": "\\udfff"}', 404, "no model is named '\\udfff'."),
+    (b'{"texts": ["a", "\\udfff"]}', 422, "texts.1: a lone surrogate at 0"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "words"), RAW)
+def test_bytes_that_are_wrong(client, body, status, words):
+    response = client.post("/v1/predict", content=body, headers={"content-type": "application/json"})
+    assert refused(response, status, words)
+
+
+def test_nul_and_strange_characters_are_text(client):
+    for text in ("a\0b", "\ufeff", "a\u202eb", "😀", "\x1b[31m"):
+        assert client.post("/v1/predict", json={"text": text}).status_code == 200
+
+
+def test_paths_and_methods_that_are_wrong(client):
+    assert refused(client.get("/nothing"), 404, "nothing is at /nothing; /docs lists what is.")
+    assert refused(client.delete("/v1/predict"), 405, "DELETE is not possible at /v1/predict, only POST.")
+    assert client.delete("/v1/predict").headers["allow"] == "POST"
+    for name in ("../serve.py", "..%2fserve.py", "%2e%2e/serve.py", "%00", "....//index.html"):
+        assert httpx.get(f"{client.base_url}/studio/{name}").status_code == 404
+    assert refused(client.get("/studio/serve.py"), 404, "there is no page file 'serve.py'.")
+
+
+def test_a_breakdown_is_said_and_logged(predictor, monkeypatch, caplog):
+    def broken(*texts, **options):
+        raise ZeroDivisionError("a bug")
+
+    with live({"tiny": predictor}) as server:
+        monkeypatch.setattr(predictor, "predict", broken)
+        response = httpx.post(f"{server.url}/v1/predict", json={"text": "a"})
+        assert refused(response, 500, "the server made a mistake; its log says which.")
+    assert "ZeroDivisionError: a bug" in caplog.text
+
+
+# --- who may ---------------------------------------------------------------------------------------------------------
+
+
+def test_keys(predictor):
+    with live({"tiny": predictor}, keys=("right", "other")) as server, httpx.Client(base_url=server.url) as client:
+        body = {"text": "a"}
+        assert refused(client.post("/v1/predict", json=body), 401, "an API key is needed, and none came")
+        for key, status in (("right", 200), ("other", 200), ("wrong", 401), ("ü", 401)):
+            headers = {"Authorization": f"Bearer {key}".encode()}
+            assert client.post("/v1/predict", json=body, headers=headers).status_code == status
+        assert refused(client.get("/metrics"), 401, "an API key is needed")
+        for path in ("/health", "/languages", "/frontend/settings", "/docs", "/openapi.json"):
+            assert client.get(path).status_code == 200
+        assert client.get("/frontend/settings").json()["keyRequired"] is True
+
+
+def test_cors(predictor):
+    with (
+        live({"tiny": predictor}, cors=("https://example.org",)) as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
+        for origin, allowed in (("https://example.org", "https://example.org"), ("https://other.org", None)):
+            response = client.post("/v1/predict", json={"text": "a"}, headers={"Origin": origin})
+            assert response.headers.get("access-control-allow-origin") == allowed
+            response = client.post("/v1/predict", json={"text": 1}, headers={"Origin": origin})
+            assert response.headers.get("access-control-allow-origin") == allowed
+
+
+# --- starting and stopping -------------------------------------------------------------------------------------------
+
+
+def test_settings_come_from_changes():
+    changes = ["serve.port=0", "text.longer=cut", 'serve.keys=["a"]']
+    assert server_settings(changes) == (ServeSettings(port=0, keys=("a",)), ["text.longer=cut"])
+    with pytest.raises(ConfigError, match=r"unknown setting serve\.prt\. Did you mean serve\.port\?"):
+        server_settings(["serve.prt=1"])
+    with pytest.raises(ConfigError, match=r"setting serve\.port is 70000: "):
+        server_settings(["serve.port=70000"])
+
+
+def test_every_setting_is_documented():
+    rows = [
+        f"| `{name}` | `{field.default}` | {' '.join(str(field.description).split())} |"
+        for name, field in ServeSettings.model_fields.items()
+    ]
+    text = (Path(__file__).parents[1] / "docs" / "serve.md").read_text(encoding="utf-8")
+    assert text.endswith("\n".join(["| setting | default | what |", "| --- | --- | --- |", *rows, ""]))
+
+
+def test_runs_have_different_names(tiny_run, tmp_path):
+    (tmp_path / "tiny").symlink_to(tiny_run)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ConfigError, match="two runs are named tiny, and a model is asked for by name"):
+        opened([tiny_run, tmp_path / "other" / ".." / "tiny"], [], "cpu")
+    with pytest.raises(ConfigError, match="give at least one run"):
+        serve([], ServeSettings())
+
+
+def test_a_port_that_is_taken(tiny_run, predictor):
+    with live({"tiny": predictor}) as server, pytest.raises(ConfigError, match=r"cannot be listened on: .*in use"):
+        serve([tiny_run], ServeSettings(port=server.port), device="cpu")
+
+
+def test_without_the_extra_the_remedy_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    monkeypatch.delitem(sys.modules, "regard.serve")
+    with pytest.raises(ConfigError, match=r"serving needs fastapi: pip install 'regard\[serve\]'\."):
+        importlib.import_module("regard.serve")
+
+
+STARTED = """
+import sys
+from pathlib import Path
+from regard.serve import serve, server_settings
+serve([Path(sys.argv[1])], server_settings(["serve.port=0", "serve.threads=1", "text.languages=['en','de']"])[0])
+"""
+
+
+@pytest.mark.slow
+def test_kill_under_load(tiny_run: Path):
+    """A process of its own, asked by 16 clients at once and killed: each request is answered, and the process ends."""
+    process = subprocess.Popen([sys.executable, "-c", STARTED, str(tiny_run)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    url = process.stdout.readline().split(" at ")[1].split()[0]
+    asked, answered = [], []
+
+    def client(number):
+        with httpx.Client(base_url=url, timeout=60) as http:
+            while not answered or answered[-1] != 503:
+                asked.append(number)
+                answered.append(http.post("/v1/predict", json={"text": "abc"}).status_code)
+                if len(answered) == 100:
+                    os.kill(process.pid, signal.SIGTERM)
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(client, range(16)))
+    assert process.wait(30) == 0
+    process.stdout.close()
+    assert len(answered) == len(asked)
+    assert set(answered) == {200, 503}
