@@ -129,6 +129,8 @@ def complaint(problems: Sequence[Any]) -> tuple[int, str]:
         case "extra_forbidden":
             fields = Asked.model_fields if "settings" in wrong["loc"] else {**PredictBody.model_fields, "full": 0}
             return 422, f"unknown field {place[:100]}.{suggestion(str(wrong['loc'][-1])[:100], fields)}"
+        case "model_attributes_type":
+            return 422, f"{place or 'the body'} must be a JSON object, sent with Content-Type: application/json."
         case "missing":
             return 422, f"field {place or 'body'} is missing."
         case "value_error":
