@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from pydantic import ValidationError
 
 from regard.errors import ConfigError, RegardError
@@ -273,7 +274,9 @@ def serve(runs: Sequence[Path], settings: ServeSettings, changes: Iterable[str] 
     """Serve runs until SIGTERM or Ctrl-C; what was accepted by then is finished first."""
     if not runs:
         raise ConfigError("give at least one run to serve, as in `regard serve runs/n`.")
-    app = application(opened(runs, changes, device), settings)
+    threads = settings.threads or torch.get_num_threads()
+    torch.set_num_threads(1)  # here; a second team of threads beside the model's would slow it to a third
+    app = application(opened(runs, changes, device), settings.model_copy(update={"threads": threads}))
     allow_connections()
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
@@ -282,6 +285,7 @@ def serve(runs: Sequence[Path], settings: ServeSettings, changes: Iterable[str] 
         raise ConfigError(
             f"{settings.host} port {settings.port} cannot be listened on: {error.strerror}. Choose another --port."
         ) from error
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited by connections: no wait of 40 ms
     service: Service = app.state.service
     host = f"[{settings.host}]" if family == socket.AF_INET6 else settings.host
     names = ", ".join(service.predictors)
