@@ -43,10 +43,10 @@ def free_port():
 @contextlib.contextmanager
 def served(words, port, folder, tools):
     """A server that runs in the background, and is asked to stop at the end."""
-    server = subprocess.Popen(words, cwd=folder, env=tools, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    server = subprocess.Popen(words, cwd=folder, env=tools, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         for _ in range(300):
-            assert server.poll() is None, server.stderr.read().decode()
+            assert server.poll() is None, f"{words} ended with {server.returncode}"
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(port)), timeout=1):
                 break
             time.sleep(0.1)
@@ -55,6 +55,7 @@ def served(words, port, folder, tools):
         assert server.wait(20) == 0
     finally:
         server.kill()
+        server.wait()
 
 
 @pytest.mark.slow

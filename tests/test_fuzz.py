@@ -94,6 +94,6 @@ def test_translate_bodies(client, body):
 
 @pytest.mark.slow
 @given(body=bodies)
-@settings(ANY, max_examples=2000)
+@settings(ANY, max_examples=600)
 def test_translate_bodies_for_long(client, body):
     translated(client, body)

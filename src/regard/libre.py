@@ -40,7 +40,7 @@ class Detect(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
     q: Text | list[Text]
     """The text, or several."""
-    api_key: str = ""
+    api_key: str | None = None
 
 
 class Translate(Detect):
@@ -92,8 +92,11 @@ def documented(model: type[Detect]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {kind: {"schema": schema} for kind in kinds}}}
 
 
+NEEDED = ("q", "source", "target")
+
+
 async def fields(request: Request) -> dict[str, Any]:
-    """What a request says: a JSON object, or else a form and the query. Empty and null are as if left out."""
+    """What a request says: a JSON object, or else a form and the query. An empty text or language is as if left out."""
     if "json" in request.headers.get("content-type", ""):
         try:
             tree = json.loads(await request.body())
@@ -107,7 +110,7 @@ async def fields(request: Request) -> dict[str, Any]:
         tree = dict(pairs)
         if len(several := [value for name, value in pairs if name == "q"]) > 1:
             tree["q"] = several
-    return {name: value for name, value in tree.items() if value is not None and value != "" and value != []}
+    return {name: value for name, value in tree.items() if name not in NEEDED or value not in (None, "", [])}
 
 
 async def asked(request: Request, model: type[Body], service: Service) -> Body:
