@@ -36,6 +36,7 @@ ORDER = [
     "evaluation",
     "recording",
     "picture",
+    "maps",
     "looking",
     "service",
     "schema",

@@ -17,7 +17,8 @@ from torch.testing import assert_close
 import regard
 from regard.config import TransformerConfig
 from regard.errors import InputError
-from regard.looking import Look, Map, Piece, agreed, look, page, pieces
+from regard.looking import Look, agreed, look, pieces
+from regard.maps import Map, Piece, page
 from regard.picture import drawn
 from regard.predict import Output
 from regard.run import fit, fresh

@@ -14,7 +14,7 @@ from conftest import tiny, train_tiny
 
 import regard
 from regard.config import TransformerConfig
-from regard.looking import page as page_of
+from regard.maps import page as page_of
 from regard.run import fit, fresh
 from regard.serve import application
 from regard.service import ServeSettings
