@@ -283,7 +283,7 @@ def serve(runs: Sequence[Path], settings: ServeSettings, changes: Iterable[str] 
         listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except OSError as error:
         raise ConfigError(
-            f"{settings.host} port {settings.port} cannot be listened on: {error.strerror}. Choose another --host or --port."
+            f"{settings.host} port {settings.port} cannot be listened on: {error.strerror}. Change --host or --port."
         ) from error
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited by connections: no wait of 40 ms
     service: Service = app.state.service
