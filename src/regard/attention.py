@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from regard.layers import Linear
 from regard.mask import distance
-from regard.position import linear_bias, rotary
+from regard.position import Start, linear_bias, rotary
 
 Score = Callable[[Tensor, Tensor], Tensor]
 Normalize = Callable[[Tensor, Tensor | None], Tensor]
@@ -115,11 +115,14 @@ def fused_is_faster(query: Tensor) -> bool:
 
 
 class Joint(Linear):
-    """The maps of queries, keys and values as one matrix: whoever needs several of them makes one product."""
+    """The maps of queries, keys and values as one matrix: whoever needs several of them makes one product. Keys and
+    values may have fewer heads than queries (Ainslie 2023)."""
 
-    def __init__(self, size: int, *, bias: bool = True) -> None:
-        super().__init__(size, 3 * size, bias=bias)
-        for part in self.weight.data.chunk(3):
+    def __init__(self, size: int, heads: int = 1, key_heads: int | None = None, *, bias: bool = True) -> None:
+        self.head = size // heads
+        self.groups = (heads, key_heads or heads, key_heads or heads)
+        super().__init__(size, sum(self.groups) * self.head, bias=bias)
+        for part in torch.split(self.weight.data, [count * self.head for count in self.groups]):
             nn.init.xavier_uniform_(part)
         if bias:
             nn.init.zeros_(self.bias)
@@ -129,11 +132,19 @@ class Joint(Linear):
         weight: Tensor = self.weight
         bias: Tensor | None = self.bias
         if parts is not ALL:
-            rows = slice(parts.start * self.in_features, parts.stop * self.in_features)
-            weight, bias = weight[rows], None if bias is None else bias[rows]
-        batch, n, size = inputs.shape
-        mapped = F.linear(inputs, weight, bias).view(batch, n, -1, heads, size // heads)
-        return mapped.permute(2, 0, 3, 1, 4).unbind(0)
+            start, stop = (sum(self.groups[:part]) * self.head for part in (parts.start, parts.stop))
+            weight, bias = weight[start:stop], None if bias is None else bias[start:stop]
+        mapped = F.linear(inputs, weight, bias)
+        batch, n, _ = inputs.shape
+        if self.groups[0] == self.groups[1]:
+            return mapped.view(batch, n, -1, heads, self.head).permute(2, 0, 3, 1, 4).unbind(0)
+        return torch.split(mapped.view(batch, n, -1, self.head).transpose(1, 2), self.groups[parts], dim=1)
+
+
+def shared(memory: Memory, heads: int) -> Memory:
+    """A memory whose heads are each looked at by several heads of queries, as if each had its own."""
+    times = heads // memory.keys.shape[1]
+    return memory if times == 1 else Memory(*(part.repeat_interleave(times, dim=1) for part in memory))
 
 
 class Separate(nn.Module):
@@ -165,10 +176,11 @@ class Attention(nn.Module):
         heads: int = 1,
         score: Score = scaled_dot,
         order: Literal["none", "rotary", "linear"] = "none",
+        base: float = 10_000.0,
     ) -> None:
         super().__init__()
         self.maps, self.output = maps, output
-        self.heads, self.score, self.order = heads, score, order
+        self.heads, self.score, self.order, self.base = heads, score, order, base
 
     def ask(self, inputs: Tensor) -> Tensor:
         """inputs (batch, query, size) -> queries by head."""
@@ -178,12 +190,12 @@ class Attention(nn.Module):
         """inputs (batch, key, size) -> keys and values by head."""
         return Memory(*self.maps.of(inputs, MEMORY, self.heads))
 
-    def both(self, inputs: Tensor, past: Memory | None = None) -> tuple[Tensor, Memory]:
-        """inputs (batch, n, size) that follow the past -> their queries, and the past with them behind it."""
+    def both(self, inputs: Tensor, past: Memory | None = None, start: Start = 0) -> tuple[Tensor, Memory]:
+        """inputs (batch, n, size) that follow the past and stand at `start` -> their queries, and the past with them
+        behind it."""
         queries, keys, values = self.maps.of(inputs, ALL, self.heads)
         if self.order == "rotary":
-            start = 0 if past is None else past.keys.shape[-2]
-            queries, keys = rotary(queries, start), rotary(keys, start)
+            queries, keys = rotary(queries, start, self.base), rotary(keys, start, self.base)
         if past is None:
             return queries, Memory(keys, values)
         return queries, Memory(torch.cat([past.keys, keys], dim=-2), torch.cat([past.values, values], dim=-2))
@@ -198,7 +210,7 @@ class Attention(nn.Module):
 
     def forward(self, queries: Tensor, memory: Memory, mask: Tensor | None = None) -> Tensor:
         """queries (batch, heads, query, size) look at the memory -> (batch, query, size)."""
-        mixed = context(queries, memory, mask, self.scored(queries, memory))
+        mixed = context(queries, shared(memory, self.heads), mask, self.scored(queries, memory))
         joined: Tensor = self.output(mixed.transpose(-3, -2).flatten(-2))
         return joined
 
@@ -207,18 +219,24 @@ class Attention(nn.Module):
     ) -> Tensor:
         """The map that `forward` used, exactly: (batch, heads, query, key), of all heads or of some."""
         score = self.scored(queries, memory, heads)
-        return softmax(score(queries[:, heads], memory.keys[:, heads]), mask)
+        return softmax(score(queries[:, heads], shared(memory, self.heads).keys[:, heads]), mask)
 
 
 def multi_head(
-    size: int, heads: int, *, bias: bool = True, order: Literal["none", "rotary", "linear"] = "none"
+    size: int,
+    heads: int,
+    *,
+    key_heads: int | None = None,
+    bias: bool = True,
+    order: Literal["none", "rotary", "linear"] = "none",
+    base: float = 10_000.0,
 ) -> Attention:
     """B4: all heads' maps in one matrix, what they saw joined and mixed by another."""
     output = Linear(size, size, bias=bias)
     nn.init.xavier_uniform_(output.weight)
     if bias:
         nn.init.zeros_(output.bias)
-    return Attention(Joint(size, bias=bias), output, heads=heads, order=order)
+    return Attention(Joint(size, heads, key_heads, bias=bias), output, heads=heads, order=order, base=base)
 
 
 def one_head(size: int, score: Literal["dot", "scaled dot", "general", "additive"]) -> Attention:

@@ -3,23 +3,30 @@
 An epoch is a pure function of the seed and its number, so a run that is resumed sees what it would have seen.
 """
 
-from collections.abc import Sequence
+import itertools
+import re
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.config import TextConfig
+from regard.config import EncoderConfig, LanguageConfig, Model, ReaderConfig, TextConfig, TrainConfig
 from regard.data import Example, Ledger
 from regard.errors import DataError
-from regard.text import BOS, EOS, PAD, Vocabulary
+from regard.text import BOS, EOS, PAD, SPECIAL, UNK, Tokens, Vocabulary
+
+SENTENCE = re.compile(r"(?s)\S.*?(?:[.!?](?=\s|$)|\n|$)")
+"""A sentence of a context."""
 
 
 class Pair(NamedTuple):
-    """One example as ids: the source ends in <eos>; the target has neither <bos> nor <eos>."""
+    """One example as ids. A target that is a sequence has neither <bos> nor <eos>, a batch puts them there; one that is
+    not (labels, places of a span) is taken as it is."""
 
     source: list[int]
     target: list[int]
+    sequence: bool = True
 
 
 class Batch(NamedTuple):
@@ -36,15 +43,117 @@ class Batch(NamedTuple):
         return int((self.answer != PAD).sum())
 
 
+class Framed(NamedTuple):
+    """A text as a model reads it: ids with the characters they came from, cut to what the model takes."""
+
+    text: str
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+    length: int
+    """Tokens of the text before anything was cut, without special ones."""
+
+
+def framed(texts: Sequence[str], vocabulary: Vocabulary, text: TextConfig, model: Model | None = None) -> list[Framed]:
+    """Texts as a model of these settings reads them. An encoder's begin with <bos> and end with <eos>, as does a
+    question; its context ends with <eos>, too, or every sentence of it does. The source of a sequence only ends, and
+    a prompt only begins, by setting."""
+    most = text.max_length
+    if isinstance(model, ReaderConfig):
+        found = questions(texts, vocabulary, model)
+        return [asked(string, *parts, most, model) for string, parts in zip(texts, found, strict=True)]
+    lead = [BOS] if isinstance(model, EncoderConfig) or (isinstance(model, LanguageConfig) and model.begin) else []
+    tail = [] if isinstance(model, LanguageConfig) else [EOS]
+    keep = slice(-most, None) if isinstance(model, LanguageConfig) else slice(most)
+    out = []
+    for string, (ids, offsets) in zip(texts, vocabulary.encode_all(texts), strict=True):
+        end = (len(string), len(string))
+        inside = [*[(0, 0)] * len(lead), *offsets[keep], *[end] * len(tail)]
+        out.append(Framed(string, [*lead, *ids[keep], *tail], inside, len(ids)))
+    return out
+
+
+def questions(
+    texts: Sequence[str], vocabulary: Vocabulary, model: ReaderConfig
+) -> Iterator[tuple[Tokens, list[Tokens]]]:
+    """Of every text `question <tab> context`: the question's tokens, and those of each part of its context."""
+    parts: list[list[tuple[int, str]]] = []
+    for string in texts:
+        question, _, context = string.partition("\t")
+        shift = len(question) + 1
+        found = SENTENCE.finditer(context) if model.unit == "sentence" else [re.match(r"(?s).*", context)]
+        parts.append([(0, question), *((shift + part.start(), part.group()) for part in found if part)])
+    unique = list({string for one in parts for _, string in one})
+    known = dict(zip(unique, vocabulary.encode_all(unique), strict=True))
+    for one in parts:
+        moved = [
+            Tokens(known[string].ids, [(start + a, start + b) for a, b in known[string].offsets])
+            for start, string in one
+        ]
+        yield moved[0], moved[1:]
+
+
+def asked(text: str, question: Tokens, context: list[Tokens], most: int, model: ReaderConfig) -> Framed:
+    """Question and context as one row. What is too much is cut off: the oldest sentences, or the end of the context."""
+    length = len(question.ids) + sum(len(part.ids) for part in context)
+    ids, offsets = question.ids[:most], question.offsets[:most]
+    room = most - len(ids)
+    if model.unit == "sentence":
+        sizes = itertools.accumulate(len(part.ids) + 1 for part in reversed(context))
+        kept = sum(size <= room for size in sizes)
+        context = context[len(context) - kept :]
+    else:
+        context = [Tokens(part.ids[:room], part.offsets[:room]) for part in context]
+    rows = [Tokens([BOS, *ids], [(0, 0), *offsets]), *context]
+    end = [part.offsets[-1][1] if part.offsets else 0 for part in rows]
+    return Framed(
+        text,
+        [i for part in rows for i in (*part.ids, EOS)],
+        [span for part, last in zip(rows, end, strict=True) for span in (*part.offsets, (last, last))],
+        length,
+    )
+
+
+def span(example: Example, row: Framed) -> list[int] | None:
+    """The first and the last token of an example's answer in its row; None if it is not there."""
+    question, _, context = example.source.partition("\t")
+    start = example.start if example.start is not None else context.find(example.target)
+    if start < 0 or context[start : start + len(example.target)] != example.target:
+        return None
+    first = start + len(question) + 1
+    places = range(row.ids.index(EOS) + 1, len(row.ids))
+    inside = [i for i in places if row.offsets[i][0] < first + len(example.target) and row.offsets[i][1] > first]
+    whole = inside and row.offsets[inside[-1]][1] >= first + len(example.target.rstrip())
+    return [inside[0], inside[-1]] if whole else None
+
+
 def encode(
-    examples: Sequence[Example], source: Vocabulary, target: Vocabulary, text: TextConfig, ledger: Ledger
+    examples: Sequence[Example],
+    source: Vocabulary,
+    target: Vocabulary,
+    text: TextConfig,
+    ledger: Ledger,
+    model: Model | None = None,
 ) -> list[Pair]:
     """Turn examples into ids; what is too long is dropped, cut or an error, and counted."""
-    sources = source.encode_all([example.source for example in examples])
-    targets = target.encode_all([example.target for example in examples])
+    if isinstance(model, LanguageConfig):
+        return [Pair([], tokens.ids) for tokens in target.encode_all([example.target for example in examples])]
+    spans = isinstance(model, ReaderConfig) and model.answer == "span"
+    labels = isinstance(model, EncoderConfig) and not spans
+    sources = framed([example.source for example in examples], source, text, model)
+    targets = [] if spans else target.encode_all([example.target for example in examples])
     pairs = []
-    for example, left, right in zip(examples, sources, targets, strict=True):
-        longest = max(len(left.ids), len(right.ids))
+    for number, (example, left) in enumerate(zip(examples, sources, strict=True)):
+        right = span(example, left) if spans else targets[number].ids
+        if right is None:
+            ledger.drop("answer not in context", example.where)
+            ledger.kept -= 1
+            continue
+        if labels and UNK in right:
+            raise DataError(
+                f"{example.where} has the label {example.target!r}, which training never saw. "
+                f"Known: {', '.join(target.token(i) for i in range(len(SPECIAL), min(target.size, 24)))}."
+            )
+        longest = max(left.length, len(right))
         if longest > text.max_length:
             if text.longer == "error":
                 raise DataError(
@@ -56,8 +165,13 @@ def encode(
                 ledger.kept -= 1
                 continue
             ledger.cut += 1
-        pairs.append(Pair([*left.ids[: text.max_length], EOS], right.ids[: text.max_length]))
+        pairs.append(Pair(left.ids, right[: text.max_length], not (spans or labels)))
     return pairs
+
+
+def joined(pairs: Sequence[Pair], begin: bool) -> list[int]:
+    """Documents as one stream: each ends with <eos>, and begins with <bos> by setting."""
+    return [i for pair in pairs for i in (*([BOS] if begin else []), *pair.target, EOS)]
 
 
 def padded(rows: Sequence[Sequence[int]]) -> Tensor:
@@ -74,6 +188,9 @@ def source_batch(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 def collate(pairs: Sequence[Pair]) -> Batch:
     """Pairs as one batch."""
     source, lengths = source_batch([pair.source for pair in pairs])
+    if not pairs[0].sequence:
+        answer = padded([pair.target for pair in pairs])
+        return Batch(source, lengths, answer, answer)
     target = padded([[BOS, *pair.target] for pair in pairs])
     return Batch(source, lengths, target, padded([[*pair.target, EOS] for pair in pairs]))
 
@@ -101,6 +218,46 @@ def epoch(pairs: Sequence[Pair], budget: int, seed: int, number: int) -> list[li
         batches[-1].append(index)
     shuffled = torch.randperm(len(batches), generator=generator).tolist()
     return [batches[i] for i in shuffled]
+
+
+def updates(pairs: Sequence[Pair], config: TrainConfig, start: int) -> Iterator[list[Batch]]:
+    """Endless updates, each of `accumulate` batches, from update `start` on, as if the first had been drawn too."""
+    skip, number = start * config.accumulate, 0
+    group: list[Batch] = []
+    while True:
+        order = epoch(pairs, config.batch_tokens, config.seed, number)
+        number += 1
+        if skip >= len(order):
+            skip -= len(order)
+            continue
+        for indices in order[skip:]:
+            group.append(collate([pairs[i] for i in indices]))
+            if len(group) == config.accumulate:
+                yield group
+                group = []
+        skip = 0
+
+
+def windows(stream: Sequence[int], width: int, config: TrainConfig, start: int) -> Iterator[list[Batch]]:
+    """Endless updates over one long text, from update `start` on: each row of a batch goes on where that of the batch
+    before ended, `width` tokens at a time, so an epoch reads every token once. Where the rows begin is drawn anew
+    for every epoch; all of it is a pure function of the seed and the update's number."""
+    text = torch.tensor(stream)
+    width = min(width, len(text) - 1)
+    rows = max(1, min(config.batch_tokens // width, (len(text) - 1) // width))
+    length = len(text) // rows
+    each = max(1, length // width)  # batches of an epoch
+    group: list[Batch] = []
+    for number in itertools.count(start * config.accumulate):
+        turn, place = divmod(number, each)
+        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + turn)
+        shift = int(torch.randint(len(text), (), generator=generator))
+        begins = shift + torch.arange(rows)[:, None] * length + place * width
+        ids = text[(begins + torch.arange(width + 1)) % len(text)]
+        batch = Batch(ids[:, :0], torch.zeros(rows, dtype=torch.long), ids[:, :-1], ids[:, 1:])
+        group = [batch] if number % config.accumulate == 0 else [*group, batch]
+        if len(group) == config.accumulate:
+            yield group
 
 
 def padding_share(pairs: Sequence[Pair], batches: Sequence[Sequence[int]]) -> float:

@@ -75,6 +75,52 @@ class JsonData(FileData):
     """The field that holds the target."""
 
 
+class LabelledData(FileData):
+    """A label, a space, and the text it belongs to, on every line."""
+
+    kind: Literal["labelled"]
+    train: Paths
+    valid: Paths = ()
+    test: Paths = ()
+
+
+class StoryData(FileData):
+    """bAbI: numbered sentences, among them questions with their answer and supporting facts, separated by tabs. Each
+    question becomes an example with the story before it. Files, or tar archives of them."""
+
+    kind: Literal["babi"]
+    train: Paths
+    valid: Paths = ()
+    test: Paths = ()
+    tasks: tuple[int, ...] = ()
+    """Of an archive, the files qa<task>_*; without any, all."""
+
+
+class SquadData(FileData):
+    """SQuAD's JSON form (KorQuAD has it too): data > paragraphs > context, qas > question, answers > text,
+    answer_start."""
+
+    kind: Literal["squad"]
+    train: Paths
+    valid: Paths = ()
+    test: Paths = ()
+
+
+class DocumentData(FileData):
+    """Texts to continue: a whole text file is one document; of JSONL, every line holds one."""
+
+    kind: Literal["text"]
+    train: Paths
+    valid: Paths = ()
+    test: Paths = ()
+    field: str = "text"
+    """Of a file that ends in .jsonl (or .jsonl.gz), the field that holds the document."""
+    valid_share: Share = 0.0
+    """The share at the end of the training text that becomes validation, when no validation files are given."""
+    test_share: Share = 0.0
+    """As valid_share, for the test; it lies behind the validation."""
+
+
 class GeneratedData(Settings):
     """What every generator shares; the three splits never share a source."""
 
@@ -126,7 +172,17 @@ class DatesData(GeneratedData):
 
 
 Data = Annotated[
-    ParallelData | TableData | JsonData | ReverseData | NumbersData | DatesData, Field(discriminator="kind")
+    ParallelData
+    | TableData
+    | JsonData
+    | LabelledData
+    | StoryData
+    | SquadData
+    | DocumentData
+    | ReverseData
+    | NumbersData
+    | DatesData,
+    Field(discriminator="kind"),
 ]
 
 # --- text ------------------------------------------------------------------------------------------------------------
@@ -135,7 +191,8 @@ Data = Annotated[
 class Tokenization(Settings):
     """How the text of one side becomes tokens."""
 
-    kind: Literal["char", "byte", "word", "bpe", "unigram"] = "bpe"
+    kind: Literal["char", "byte", "word", "bpe", "unigram", "label"] = "bpe"
+    """label: the whole text is one entry (a class), or several with a `separator`."""
     size: Count = 8000
     """Entries of the vocabulary, for bpe and unigram."""
     min_count: Count = 1
@@ -144,6 +201,8 @@ class Tokenization(Settings):
     jamo: bool = False
     """Decompose Korean syllables (and other composed letters) into their parts; put together again in the output."""
     lowercase: bool = False
+    separator: str = ""
+    """Between several labels of one text, for label."""
 
 
 class TextConfig(Settings):
@@ -195,31 +254,111 @@ class RNNConfig(EmbeddedConfig):
         return self
 
 
-class TransformerConfig(EmbeddedConfig):
-    """Encoder-decoder Transformer (D4)."""
+class BlockConfig(Settings):
+    """What every Transformer shares."""
 
-    kind: Literal["transformer"]
     size: Count = 512
     feedforward: Count = 2048
     heads: Count = 8
-    encoder_layers: Count = 6
-    decoder_layers: Count = 6
+    key_heads: Count | None = None
+    """Heads of keys and values, each shared by as many heads of queries; None: as many as `heads`."""
     norm: Literal["pre", "post"] = "pre"
-    activation: Literal["relu", "gelu", "silu"] = "relu"
+    norm_kind: Literal["layer", "rms"] = "layer"
+    epsilon: Annotated[float, Field(gt=0)] = 1e-5
+    """What a norm adds to the variance."""
+    activation: Literal["relu", "gelu", "gelu tanh", "silu"] = "relu"
+    gated: bool = False
+    """Whether the activation of one widened input multiplies another (Shazeer 2020)."""
     positions: Literal["sinusoidal", "learned", "rotary", "linear", "none"] = "sinusoidal"
+    rotary_base: Annotated[float, Field(gt=0)] = 10_000.0
     bias: bool = True
-    """Whether the attention's projections have a bias."""
+    """Whether the linear maps of blocks have a bias."""
+    embedding_scale: bool = True
+    """Whether embeddings are multiplied by the root of the size."""
+    embedding_norm: bool = False
+    """Whether embeddings, with their positions, are normed."""
+    dropout: Share = 0.1
 
     @model_validator(mode="after")
-    def heads_divide_size(self) -> "TransformerConfig":
+    def heads_divide_size(self) -> "BlockConfig":
         if self.size % self.heads:
             raise ValueError(f"size {self.size} is not a multiple of heads {self.heads}")
+        if self.key_heads and self.heads % self.key_heads:
+            raise ValueError(f"heads {self.heads} is not a multiple of key_heads {self.key_heads}")
         if self.positions == "rotary" and self.size // self.heads % 2:
             raise ValueError(f"rotary positions turn pairs: size / heads = {self.size // self.heads} must be even")
         return self
 
 
-Model = Annotated[RNNConfig | TransformerConfig, Field(discriminator="kind")]
+class TransformerConfig(BlockConfig, EmbeddedConfig):
+    """Encoder-decoder Transformer (D4)."""
+
+    kind: Literal["transformer"]
+    encoder_layers: Count = 6
+    decoder_layers: Count = 6
+    copy_source: bool = False
+    """Whether the output may copy tokens of the source: a learned share of every step's probability is that step's
+    attention to the source (See 2017). Needs one vocabulary for both sides."""
+
+
+class LanguageConfig(BlockConfig):
+    """Decoder alone (D3): continues texts."""
+
+    kind: Literal["language"]
+    layers: Count = 6
+    tied: bool = True
+    """Whether the output layer is the embedding."""
+    begin: bool = True
+    """Whether every document begins with <bos>; False: a prompt may come from anywhere in a text."""
+    source_vectors: str | None = None
+    """A text file of word vectors for the embedding."""
+    freeze_vectors: bool = False
+
+
+class EncoderConfig(BlockConfig):
+    """Encoder alone (D2): gives every token, and the whole text, a vector."""
+
+    kind: Literal["encoder"]
+    layers: Count = 6
+    source_vectors: str | None = None
+    """A text file of word vectors for the embedding."""
+    freeze_vectors: bool = False
+    pretrained: str | None = None
+    """A run (of kind encoder, as `regard import` makes) whose vocabulary, form and weights this encoder begins with."""
+
+
+class ClassifierConfig(EncoderConfig):
+    """Encoder and classes (E3)."""
+
+    kind: Literal["classifier"]  # type: ignore[assignment]
+    pool: Literal["classes", "mean", "cls"] = "classes"
+    """classes: every class looks at the text with a query of its own; mean: of all tokens; cls: the first token."""
+    multiple: bool = False
+    """Whether a text may have several labels, or none."""
+
+
+class ReaderConfig(EncoderConfig):
+    """Encoder of question and context; the question looks at the context (E4)."""
+
+    kind: Literal["reader"]  # type: ignore[assignment]
+    answer: Literal["word", "span"] = "span"
+    """span: a part of the context; word: an entry of the target vocabulary."""
+    unit: Literal["token", "sentence"] = "token"
+    """What the encoder's blocks see of the context: tokens, or whole sentences, each one vector."""
+    shared: bool = False
+    """Whether all layers are one block with the same weights (Dehghani 2019)."""
+
+    @model_validator(mode="after")
+    def spans_are_tokens(self) -> "ReaderConfig":
+        if self.answer == "span" and self.unit == "sentence":
+            raise ValueError('an answer that is a span needs unit = "token"')
+        return self
+
+
+Model = Annotated[
+    RNNConfig | TransformerConfig | LanguageConfig | EncoderConfig | ClassifierConfig | ReaderConfig,
+    Field(discriminator="kind"),
+]
 
 # --- learning and using ----------------------------------------------------------------------------------------------
 
@@ -278,9 +417,20 @@ class DecodeConfig(Settings):
     top_k: Count | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+    min_length: Annotated[int, Field(ge=0)] = 0
+    """Tokens that an output has at least."""
+    slide: bool = False
+    """Whether a language model goes on past the length it was trained for, forgetting the oldest tokens (rotary and
+    linear positions)."""
 
 
-Metric = Literal["bleu", "chrf", "ter", "exact", "accuracy", "wer", "per", "perplexity"]
+Metric = Literal[
+    "bleu", "chrf", "ter", "exact", "accuracy", "wer", "per", "perplexity",  # of outputs
+    "nats", "bpb",  # of a language model: a token, and bits a byte
+    "f1", "ece",  # of labels: macro F1, expected calibration error
+    "rouge1", "rouge2", "rougel",  # of summaries
+    "span_exact", "span_f1",  # of spans, by SQuAD's rules
+]  # fmt: skip
 
 
 class EvaluateConfig(Settings):

@@ -10,14 +10,29 @@ import gzip
 import hashlib
 import io
 import json
+import re
+import tarfile
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.config import FileData, JsonData, ParallelData, Sides, TableData
+from regard.config import (
+    DocumentData,
+    FileData,
+    JsonData,
+    LabelledData,
+    ParallelData,
+    Sides,
+    SquadData,
+    StoryData,
+    TableData,
+)
 from regard.errors import DataError
+
+WHOLE = ""
+"""The source of a document: there is nothing before it."""
 
 
 class Example(NamedTuple):
@@ -26,6 +41,8 @@ class Example(NamedTuple):
     source: str
     target: str
     where: str
+    start: int | None = None
+    """Of an answer that is a span: its place in the context."""
 
 
 @dataclass
@@ -75,6 +92,8 @@ def read_files(settings: FileData) -> Splits:
         splits[name] = list(kept(pairs(settings, files), ledgers[name])) if files else []
     if not splits["train"]:
         raise DataError(f"the training data holds no example. {'; '.join(ledgers['train'].lines())}")
+    if isinstance(settings, DocumentData):
+        shared(settings, splits, ledgers)
     for name, count in (("valid", settings.cut_valid), ("test", settings.cut_test)):
         if count and not getattr(settings, name):
             splits["train"], splits[name] = cut(splits["train"], count, name)
@@ -82,6 +101,23 @@ def read_files(settings: FileData) -> Splits:
             ledgers["train"].kept -= len(splits[name])
             ledgers["train"].read -= len(splits[name])
     return Splits(splits["train"], splits["valid"], splits["test"], ledgers)
+
+
+def shared(settings: DocumentData, splits: dict[str, list[Example]], ledgers: dict[str, Ledger]) -> None:
+    """Cut the end off the training text for validation and test, by their shares of its characters."""
+    shares = [(name, getattr(settings, f"{name}_share")) for name in ("test", "valid")]
+    total = sum(len(example.target) for example in splits["train"])
+    for name, share in shares:
+        wanted = 0 if getattr(settings, name) else int(total * share)
+        while wanted and splits["train"]:
+            *rest, last = splits["train"]
+            taken = last.target[-wanted:]
+            splits[name].insert(0, last._replace(target=taken))
+            left = last.target[: len(last.target) - len(taken)]
+            splits["train"] = [*rest, last._replace(target=left)] if left else rest
+            wanted -= len(taken)
+        if splits[name] and not getattr(settings, name):
+            ledgers[name].read = ledgers[name].kept = len(splits[name])
 
 
 def cut(examples: list[Example], count: int, name: str) -> tuple[list[Example], list[Example]]:
@@ -106,7 +142,7 @@ def kept(examples: Iterable[Example | tuple[str, str]], ledger: Ledger) -> Itera
         ledger.read += 1
         if not isinstance(example, Example):
             ledger.drop(*example)
-        elif not example.source.strip() or not example.target.strip():
+        elif not example.target.strip() or (example.source != WHOLE and not example.source.strip()):
             ledger.drop("empty", example.where)
         else:
             ledger.kept += 1
@@ -124,6 +160,18 @@ def pairs(settings: FileData, files: Any) -> Iterator[Example | tuple[str, str]]
         case JsonData(), _:
             for path in files:
                 yield from records(path, settings)
+        case LabelledData(), _:
+            for path in files:
+                yield from labelled(path, settings.obtain)
+        case StoryData(), _:
+            for path in files:
+                yield from stories(path, settings)
+        case SquadData(), _:
+            for path in files:
+                yield from answers(path, settings.obtain)
+        case DocumentData(), _:
+            for path in files:
+                yield from documents(path, settings)
 
 
 def lines(path: str, obtain: str = "") -> list[str | None]:
@@ -262,12 +310,7 @@ def records(path: str, settings: JsonData) -> Iterator[Example | tuple[str, str]
             yield "empty", where
         else:
             record = parsed(line, where)
-            values = [record.get(name) for name in (settings.source, settings.target)]
-            for name, value in zip((settings.source, settings.target), values, strict=True):
-                if not isinstance(value, str):
-                    fields = ", ".join(record) or "none"
-                    raise DataError(f"{where} has no text in field {name!r}. Its fields are {fields}.")
-            yield Example(str(values[0]), str(values[1]), where)
+            yield Example(worded(record, settings.source, where), worded(record, settings.target, where), where)
 
 
 def parsed(line: str, where: str) -> dict[str, Any]:
@@ -279,3 +322,106 @@ def parsed(line: str, where: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise DataError(f"{where} is JSON but no object: expected {{...}} with one field a side.")
     return record
+
+
+def worded(record: dict[str, Any], name: str, where: str) -> str:
+    """The text in a field of a JSON object."""
+    value = record.get(name)
+    if not isinstance(value, str):
+        raise DataError(f"{where} has no text in field {name!r}. Its fields are {', '.join(record) or 'none'}.")
+    return value
+
+
+def labelled(path: str, obtain: str) -> Iterator[Example | tuple[str, str]]:
+    """Lines `label text`."""
+    for number, line in enumerate(filled(path, obtain), 1):
+        where = f"{path}:{number}"
+        if line is None:
+            yield "undecodable", where
+        else:
+            label, _, text = line.strip().partition(" ")
+            yield Example(text, label, where)
+
+
+def documents(path: str, settings: DocumentData) -> Iterator[Example | tuple[str, str]]:
+    """A text file as one document; or one of every line of JSONL."""
+    if path.removesuffix(".gz").endswith(".jsonl"):
+        for number, line in enumerate(filled(path, settings.obtain), 1):
+            where = f"{path}:{number}"
+            if line is None:
+                yield "undecodable", where
+            else:
+                yield Example(WHOLE, worded(parsed(line, where), settings.field, where), where)
+        return
+    found = lines(path, settings.obtain)
+    for number, line in enumerate(found, 1):
+        if line is None:
+            yield "undecodable", f"{path}:{number}"
+    yield Example(WHOLE, "".join(f"{line}\n" for line in found if line is not None), path)
+
+
+def stories(path: str, settings: StoryData) -> Iterator[Example | tuple[str, str]]:
+    """Questions of bAbI: `question <tab> the story before it` -> the answer. A number of 1 begins a new story."""
+    for name, text in story_files(path, settings):
+        story: list[str] = []
+        for number, line in enumerate(text.splitlines(), 1):
+            where = f"{name}:{number}"
+            place, _, rest = line.strip().partition(" ")
+            if not place.isdigit():
+                raise DataError(f"{where} does not begin with a number, as every line of bAbI does: {line[:40]!r}.")
+            story = [] if place == "1" else story
+            question, *answer = (part.strip() for part in rest.split("\t"))
+            if answer:
+                yield Example(f"{question}\t{' '.join(story)}", answer[0], where)
+            else:
+                story.append(question)
+
+
+def story_files(path: str, settings: StoryData) -> Iterator[tuple[str, str]]:
+    """The name and the text of a file, or of each file in an archive that is wanted: by task, and training files
+    only (the others are named as tests)."""
+    raw = content(path, settings.obtain)
+    if not tarfile.is_tarfile(io.BytesIO(raw)):
+        yield path, raw.decode("utf-8", "replace")
+        return
+    with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
+        members = [(TASK.match(Path(member.name).name), member) for member in archive.getmembers() if member.isfile()]
+        wanted = [(int(match[1]), member) for match, member in members if match]
+        for task, member in sorted(wanted, key=lambda pair: pair[0]):
+            file = archive.extractfile(member)
+            if file is not None and (not settings.tasks or task in settings.tasks):
+                yield f"{path}/{Path(member.name).name}", file.read().decode("utf-8", "replace")
+
+
+TASK = re.compile(r"qa(\d+)_.*train")
+
+
+def answers(path: str, obtain: str) -> Iterator[Example | tuple[str, str]]:
+    """Questions of SQuAD's JSON: `question <tab> context` -> the answer and where it begins. A question of several
+    answers gives as many examples; one of none (SQuAD 2) is dropped."""
+    text = content(path, obtain).decode("utf-8-sig", "replace")
+    tree = parsed(text, path)
+    for a, article in enumerate(listed(tree, "data", path)):
+        for p, paragraph in enumerate(listed(article, "paragraphs", f"{path}: data[{a}]")):
+            where = f"{path}: data[{a}].paragraphs[{p}]"
+            context = worded(paragraph, "context", where)
+            for q, asked in enumerate(listed(paragraph, "qas", where)):
+                place = f"{where}.qas[{q}]"
+                question = " ".join(worded(asked, "question", place).split())
+                found = listed(asked, "answers", place)
+                if not found:
+                    yield "no answer", place
+                for answer in {worded(one, "text", place): one for one in found}.values():
+                    start = answer.get("answer_start")
+                    yield Example(
+                        f"{question}\t{context}", answer["text"], place, start if isinstance(start, int) else None
+                    )
+
+
+def listed(tree: Any, name: str, where: str) -> list[Any]:
+    """A list in a field of a JSON object."""
+    value = tree.get(name) if isinstance(tree, dict) else None
+    if not isinstance(value, list):
+        fields = ", ".join(tree) if isinstance(tree, dict) else "none: it is no object"
+        raise DataError(f"{where} has no list in field {name!r}. Its fields are {fields}.")
+    return value

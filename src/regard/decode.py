@@ -16,6 +16,8 @@ from regard.text import BOS, EOS, PAD
 
 Choose = Callable[[Tensor, int], Tensor]
 """Log-probabilities (rows, vocab) at a step -> tokens (rows,)."""
+Tell = Callable[[int, int, float], bool]
+"""Gets a sentence's number, its next token and that one's log-probability, as they come; True ends the sentence."""
 
 
 class Hypothesis(NamedTuple):
@@ -35,6 +37,7 @@ class Limits(NamedTuple):
     prefix: Tensor  # (sentences, n) tokens it must begin with; PAD: free
     no_repeat: int  # no n-gram of this size twice; 0: no limit
     soonest: int  # the least of `longest`: before that step nobody must end
+    least: int = 0  # tokens before <eos>; a limit goes before it
 
     def of(self, keep: Tensor) -> "Limits":
         """The limits of some of the sentences."""
@@ -49,23 +52,25 @@ def decode(
     *,
     best: int = 1,
     prefixes: Sequence[Sequence[int]] | None = None,
-    most: int | None = None,
+    most: int | Tensor | None = None,
+    tell: Tell | None = None,
 ) -> list[list[Hypothesis]]:
     """The `best` outputs of every source (sentences, source), best first; samples come in the order they were drawn.
-    The answer to a source does not depend on what else is in the batch. No output has more than `most` tokens."""
+    The answer to a source does not depend on what else is in the batch. No output has more than `most` tokens; a limit
+    for all, or (sentences,). `tell` hears of every token, as `walk` says; with beams, there is nothing to tell."""
     longest = (lengths * config.max_ratio).long() + config.max_extra
     longest = longest if most is None else longest.clamp(max=most)
     prefix = torch.full((len(source), max(map(len, prefixes or [[]]))), PAD)
     for row, tokens in enumerate(prefixes or []):
         prefix[row, : len(tokens)] = torch.tensor(tokens)
     longest = torch.maximum(longest, (prefix != PAD).sum(1).to(longest.device))
-    limits = Limits(longest, prefix.to(source.device), config.no_repeat, int(longest.min()))
+    limits = Limits(longest, prefix.to(source.device), config.no_repeat, int(longest.min()), config.min_length)
     with torch.inference_mode():
         if config.sample:
-            drawn = [walk(model, source, lengths, limits, sampler(config, number), config) for number in range(best)]
+            drawn = [walk(model, source, lengths, limits, sampler(config, n), config, tell) for n in range(best)]
             return [list(row) for row in zip(*drawn, strict=True)]
         if config.beam == 1 and best == 1:
-            return [[hypothesis] for hypothesis in walk(model, source, lengths, limits, greedy, config)]
+            return [[hypothesis] for hypothesis in walk(model, source, lengths, limits, greedy, config, tell)]
         return beam_search(model, source, lengths, limits, config, best)
 
 
@@ -103,13 +108,20 @@ def sampler(config: DecodeConfig, number: int) -> Choose:
 
 
 def walk(
-    model: Steppable, source: Tensor, lengths: Tensor, limits: Limits, choose: Choose, config: DecodeConfig
+    model: Steppable,
+    source: Tensor,
+    lengths: Tensor,
+    limits: Limits,
+    choose: Choose,
+    config: DecodeConfig,
+    tell: Tell | None = None,
 ) -> list[Hypothesis]:
-    """Choose token after token; a sentence that has ended leaves the batch."""
+    """Choose token after token; a sentence that has ended leaves the batch. One that `tell` ends has its last token in
+    the place of <eos>."""
     state = model.start(source, lengths)
     outputs = [Hypothesis([], 0.0, []) for _ in source]
     alive = list(range(len(source)))
-    tokens = torch.full((len(source),), BOS, device=source.device)
+    tokens = torch.full((len(source),), BOS, device=source.device) if state.first is None else state.first
     for step in range(int(limits.longest.max()) + 1):
         scores, state = model.step(tokens, state)
         scores = allowed(scores, step, [outputs[row].tokens for row in alive], limits)
@@ -118,6 +130,9 @@ def walk(
         for row, token, logprob in zip(alive, chosen, scores.gather(1, tokens[:, None])[:, 0].tolist(), strict=True):
             outputs[row].tokens.append(token)
             outputs[row].logprobs.append(logprob)
+        if tell is not None:
+            told = [tell(row, token, outputs[row].logprobs[-1]) for row, token in zip(alive, chosen, strict=True)]
+            chosen = [EOS if end else token for end, token in zip(told, chosen, strict=True)]
         if EOS in chosen:
             keep = [place for place, token in enumerate(chosen) if token != EOS]
             if not keep:
@@ -152,7 +167,7 @@ def beam_search(
     state = model.start(source, lengths)
     device = source.device
     alive = torch.arange(sentences, device=device)
-    tokens = torch.full((sentences,), BOS, device=device)
+    tokens = torch.full((sentences,), BOS, device=device) if state.first is None else state.first
     growing = Beams(
         torch.empty(sentences, 1, 0, dtype=torch.long, device=device),
         torch.empty(sentences, 1, 0, device=device),
@@ -277,6 +292,9 @@ def allowed(logprobs: Tensor, step: int, histories: list[list[int]], limits: Lim
     if limits.no_repeat:
         for row, tokens in enumerate(histories):
             logprobs[row, repeats(tokens, limits.no_repeat)] = -torch.inf
+    if step < limits.least:
+        free = (limits.longest > step).repeat_interleave(beam)
+        logprobs[:, EOS] = torch.where(free, -torch.inf, logprobs[:, EOS])
     if step >= limits.soonest:
         at_end = (limits.longest <= step).repeat_interleave(beam)
         only = torch.full_like(logprobs, -torch.inf)

@@ -1,4 +1,4 @@
-"""Scores of a run on a split, over all examples and by the length of the source."""
+"""Scores of a run on a split: over all examples, by the length of the source, and by the file it came from."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from regard.batch import Batch, collate, encode, epoch
-from regard.config import EvaluateConfig, Metric
+from regard.batch import Batch, collate, encode, epoch, joined, padded
+from regard.config import EvaluateConfig, LanguageConfig, Metric
 from regard.data import Example, Ledger
+from regard.encoders import TextEncoder
 from regard.errors import DataError
-from regard.loss import cross_entropy
-from regard.metrics import corpus, score
-from regard.models import Seq2Seq
-from regard.predict import Predictor
+from regard.metrics import calibration_error, confusion, corpus, score
+from regard.predict import Output, Predictor
+from regard.text import UNK
 
 
 class Evaluation(NamedTuple):
@@ -26,15 +26,32 @@ class Evaluation(NamedTuple):
     outputs: list[str]
     sources: list[str]
     references: list[list[str]]
+    files: Sequence[dict[str, Any]] = ()
+    """As `buckets`, by the file that examples came from, if there are several."""
+    confusion: dict[str, dict[str, int]] | None = None
+    """Of labels: how often each (first) was taken for each (second)."""
 
     def tree(self) -> dict[str, Any]:
         """For machines: without the texts."""
-        return {
+        found: dict[str, Any] = {
             "examples": self.examples,
             "metrics": self.metrics,
             "signatures": self.signatures,
             "buckets": self.buckets,
         }
+        return (
+            found
+            | ({"files": self.files} if self.files else {})
+            | ({"confusion": self.confusion} if self.confusion else {})
+        )
+
+
+class Asked(NamedTuple):
+    """Something to evaluate on: a source, all of its right answers, and the file it came from."""
+
+    source: str
+    wanted: list[str]
+    file: str
 
 
 def evaluate(
@@ -43,69 +60,132 @@ def evaluate(
     settings: EvaluateConfig,
     report: Callable[[int, int], None] = lambda done, of: None,
 ) -> Evaluation:
-    """Decode every source and score the outputs against its target, or all of its targets if they are grouped."""
+    """Answer every source and score the outputs against its target, or all of its targets if they are grouped. Of a
+    language model, the texts themselves are scored."""
     if not examples:
         raise DataError("there is nothing to evaluate on: this split has no examples. Set data.test or data.cut_test.")
-    sources, references = [example.source for example in examples], [[example.target] for example in examples]
+    if isinstance(predictor.config.model, LanguageConfig):
+        return Evaluation(modelled(predictor, examples, settings.metrics), {}, [], len(examples), [], [], [])
+    known_labels(predictor, examples)
+    asked = [Asked(example.source, [example.target], example.where.rpartition(":")[0]) for example in examples]
     if settings.group:
-        wanted: dict[str, list[str]] = {}
-        for example in examples:
-            wanted.setdefault(example.source, []).append(example.target)
-        sources, references = list(wanted), list(wanted.values())
-    outputs: list[str] = []
-    for start in range(0, len(sources), 256):
-        outputs += predictor(sources[start : start + 256])
-        report(len(outputs), len(sources))
-    metrics, signatures = measured(settings.metrics, predictor, outputs, sources, references)
-    lengths = [len(tokens.ids) for tokens in predictor.source.encode_all(sources)]
+        merged: dict[str, Asked] = {}
+        for one in asked:
+            merged.setdefault(one.source, one._replace(wanted=[])).wanted.extend(one.wanted)
+        asked = list(merged.values())
+    outputs: list[Output] = []
+    for start in range(0, len(asked), 256):
+        found = predictor.predict([one.source for one in asked[start : start + 256]])
+        outputs += [answers[0] for answers in found]
+        report(len(outputs), len(asked))
+
+    def part(inside: Sequence[int]) -> tuple[dict[str, float], dict[str, str]]:
+        return measured(settings.metrics, predictor, [outputs[i] for i in inside], [asked[i] for i in inside])
+
+    metrics, signatures = part(range(len(asked)))
+    lengths = [len(tokens.ids) for tokens in predictor.source.encode_all([one.source for one in asked])]
     buckets = []
     for low, high in zip([0, *settings.buckets], [*settings.buckets, math.inf], strict=True):
         inside = [i for i, length in enumerate(lengths) if low < length <= high]
         if inside:
-            parts = [[column[i] for i in inside] for column in (outputs, sources, references)]
-            figures, _ = measured(settings.metrics, predictor, *parts)  # type: ignore[arg-type]
             name = f"{low + 1}-{high}" if high < math.inf else f"{low + 1}+"
-            buckets.append({"length": name, "examples": len(inside), **figures})
-    return Evaluation(metrics, signatures, buckets, len(sources), outputs, sources, references)
+            buckets.append({"length": name, "examples": len(inside), **part(inside)[0]})
+    files: dict[str, list[int]] = {}
+    for number, one in enumerate(asked):
+        files.setdefault(one.file, []).append(number)
+    texts, wanted = [output.text for output in outputs], [one.wanted for one in asked]
+    return Evaluation(
+        metrics,
+        signatures,
+        buckets,
+        len(asked),
+        texts,
+        [one.source for one in asked],
+        wanted,
+        [{"file": name, "examples": len(inside), **part(inside)[0]} for name, inside in files.items()]
+        if len(files) > 1
+        else [],
+        confusion(texts, wanted) if labels(predictor) else None,
+    )
+
+
+def labels(predictor: Predictor) -> bool:
+    """Whether answers are names of classes."""
+    return isinstance(predictor.model, TextEncoder) and predictor.target is not predictor.source
+
+
+def known_labels(predictor: Predictor, examples: Sequence[Example]) -> None:
+    """Refuse a label that the model cannot give: it would count as wrong whatever the model says."""
+    if not labels(predictor):
+        return
+    for example, tokens in zip(examples, predictor.target.encode_all([e.target for e in examples]), strict=True):
+        if UNK in tokens.ids:
+            known = ", ".join(predictor.target.token(i) for i in range(4, min(24, predictor.target.size)))
+            raise DataError(
+                f"{example.where} has the label {example.target!r}, which training never saw. Known: {known}."
+            )
 
 
 def measured(
-    metrics: Sequence[Metric],
-    predictor: Predictor,
-    outputs: Sequence[str],
-    sources: Sequence[str],
-    references: Sequence[Sequence[str]],
+    metrics: Sequence[Metric], predictor: Predictor, outputs: Sequence[Output], asked: Sequence[Asked]
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Every metric of some outputs, and the signatures of those that have one."""
     figures: dict[str, float] = {}
     signatures: dict[str, str] = {}
+    texts, references = [output.text for output in outputs], [one.wanted for one in asked]
     for metric in metrics:
         if metric == "perplexity":
-            pairs = [Example(s, t, "") for s, wanted in zip(sources, references, strict=True) for t in wanted]
-            figures[metric] = perplexity(predictor, pairs)
+            figures[metric] = perplexity(predictor, [Example(one.source, t, "") for one in asked for t in one.wanted])
+        elif metric == "ece":
+            sure = [math.exp(output.score) for output in outputs]
+            figures[metric] = 100 * calibration_error(sure, texts, references)
         elif metric in ("bleu", "chrf", "ter"):
-            figures[metric], signatures[metric] = corpus(metric, outputs, references)
+            figures[metric], signatures[metric] = corpus(metric, texts, references)
         else:
-            figures[metric] = score(metric, outputs, references)
+            figures[metric] = score(metric, texts, references)
     return figures, signatures
 
 
 def perplexity(predictor: Predictor, examples: Sequence[Example]) -> float:
     """exp of the mean surprise, in nats a token, of the targets (their <eos> counts)."""
     text = predictor.config.text.model_copy(update={"longer": "cut"})
-    pairs = encode(examples, predictor.source, predictor.target, text, Ledger())
-    total, tokens = 0.0, 0
+    pairs = encode(examples, predictor.source, predictor.target, text, Ledger(), predictor.config.model)
+    order = epoch(pairs, predictor.config.train.batch_tokens, 0, 0)
+    return math.exp(surprise(predictor, [collate([pairs[i] for i in indices]) for indices in order])[0])
+
+
+def surprise(predictor: Predictor, batches: Sequence[Batch]) -> tuple[float, int]:
+    """The mean surprise of all answers in nats, and their number."""
+    device = next(predictor.model.parameters()).device
+    total, count = 0.0, 0
     with torch.inference_mode():
-        for indices in epoch(pairs, predictor.config.train.batch_tokens, 0, 0):
-            nats, count = surprise(predictor.model, collate([pairs[i] for i in indices]))
-            total += nats
-            tokens += count
-    return math.exp(total / tokens)
+        for batch in batches:
+            loss = predictor.model.loss(Batch(*(tensor.to(device) for tensor in batch)))
+            total += float(loss.plain)
+            count += loss.tokens
+    return total / max(1, count), count
 
 
-def surprise(model: Seq2Seq, batch: Batch) -> tuple[float, int]:
-    """The sum of the answers' surprise in nats, and their tokens."""
-    device = next(model.parameters()).device
-    batch = Batch(*(tensor.to(device) for tensor in batch))
-    loss = cross_entropy(model.hidden(batch), model.output.weight, model.output.bias, batch.answer)
-    return float(loss.plain), loss.tokens
+def modelled(predictor: Predictor, examples: Sequence[Example], metrics: Sequence[Metric]) -> dict[str, float]:
+    """How well a language model foresees texts, read in windows of its context that do not overlap: nats and perplexity
+    a token, and bits a byte of the text, which can be compared between vocabularies."""
+    config = predictor.config
+    assert isinstance(config.model, LanguageConfig)
+    pairs = encode(examples, predictor.source, predictor.target, config.text, Ledger(), config.model)
+    stream = joined(pairs, config.model.begin)
+    if not config.model.begin:
+        stream = stream[:-1]  # the text ends where the split does, not where the author ended it
+    width = config.text.max_length
+    rows = [stream[start : start + width + 1] for start in range(0, len(stream) - 1, width)]
+    batches = []
+    for start in range(0, len(rows), 32):
+        part = rows[start : start + 32]
+        fed, wanted = padded([row[:-1] for row in part]), padded([row[1:] for row in part])
+        batches.append(Batch(fed[:, :0], torch.zeros(len(part), dtype=torch.long), fed, wanted))
+    nats, count = surprise(predictor, batches)
+    size = sum(len(example.target.encode("utf-8", "surrogatepass")) for example in examples)
+    figures = {"nats": nats, "perplexity": math.exp(min(700.0, nats)), "bpb": nats * count / math.log(2) / size}
+    unfit = [metric for metric in metrics if metric not in figures]
+    if unfit:
+        raise DataError(f"a language model has no {unfit[0]}: set evaluate.metrics to some of {', '.join(figures)}.")
+    return {metric: figures[metric] for metric in metrics}

@@ -10,7 +10,10 @@ from typing import NamedTuple
 import torch
 
 from regard.config import DecodeConfig
+from regard.encoders import TextEncoder
+from regard.models import Language
 from regard.predict import Output, Predictor
+from regard.text import EOS
 
 PHRASE = 8
 """The longest phrase, in tokens, whose repetition is looked for."""
@@ -83,6 +86,10 @@ def flags(
 def judged(predictor: Predictor, source: Sequence[int], output: Output, settings: DecodeConfig) -> list[str]:
     """The flags of one output of a run, for the ids of its source. With one vocabulary for both sides, an output of
     less than a third of its source's tokens is short; with two, only one of less than a twentieth."""
+    if isinstance(predictor.model, TextEncoder):
+        return []
+    if isinstance(predictor.model, Language):  # what it wrote is neither short nor too long, but may loop
+        return flags(source, output, len(output.tokens) + 1, least=0.0, spell=predictor.target.decode)
     longest = int(torch.tensor(len(source) + 1) * settings.max_ratio) + settings.max_extra  # as decode.py rounds
     limit = min(longest, 2 * predictor.config.text.max_length)
     least = 1 / 3 if predictor.target is predictor.source else 1 / 20
@@ -110,7 +117,7 @@ def answered(
 def flagged(predictor: Predictor, texts: Sequence[str], settings: DecodeConfig, best: int) -> list[list[Answer]]:
     """The answers to every text as the predictor gives them, each with its flags."""
     found = predictor.predict(texts, best=best, settings=settings)
-    sources = [predictor.encode(text) for text in texts]
+    sources = [[i for i in predictor.encode(text).ids if i > EOS] for text in texts]
     return [
         [Answer(output, judged(predictor, source, output, settings)) for output in outputs]
         for source, outputs in zip(sources, found, strict=True)

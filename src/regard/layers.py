@@ -16,6 +16,12 @@ class Linear(nn.Linear):
     __call__ = nn.Linear.forward
 
 
+class RMSNorm(nn.RMSNorm):
+    """A norm by the root of the mean square alone (Zhang 2019), called directly, as `Linear`."""
+
+    __call__ = nn.RMSNorm.forward
+
+
 class LayerNorm(nn.LayerNorm):
     """A layer norm that is called directly, as `Linear`."""
 
@@ -24,6 +30,11 @@ class LayerNorm(nn.LayerNorm):
         return torch.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps, False)
 
     __call__ = forward
+
+
+def norm(size: int, kind: str = "layer", epsilon: float = 1e-5) -> LayerNorm | RMSNorm:
+    """A norm over the last dimension."""
+    return LayerNorm(size, eps=epsilon) if kind == "layer" else RMSNorm(size, eps=epsilon)
 
 
 def settle(model: nn.Module) -> None:

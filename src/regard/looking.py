@@ -15,18 +15,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention import Additive, Attention, Memory, dot
-from regard.batch import Batch, Pair, collate
+from regard.attention import Additive, Attention, Memory, dot, shared
+from regard.batch import Batch, Framed, Pair, collate
 from regard.checkpoint import replace
 from regard.config import DecodeConfig
+from regard.encoders import LABELS, Classifier, Reader, TextEncoder
 from regard.errors import InputError
 from regard.guard import judged
 from regard.maps import Map, Piece, described, packing, page, rounded
+from regard.models import Language
 from regard.picture import save_grid, save_map
 from regard.position import linear_bias
 from regard.predict import Output, Predictor
 from regard.recording import record, watch
-from regard.text import BOS, EOS, SPECIAL, Vocabulary, clean
+from regard.text import BOS, EOS, SPECIAL, UNK, Vocabulary, clean
 
 
 class Calculation(NamedTuple):
@@ -49,6 +51,12 @@ class Asked(NamedTuple):
     queries: Tensor  # (heads, query, size)
     keys: Tensor  # (heads, key, size)
     values: Tensor  # (heads, key, size)
+    seen: Tensor  # (query, key) whether it may look there
+
+    def of(self, part: int, parts: int) -> "Asked":
+        """What was given at one of several times that the same attention was used."""
+        rows = slice(part * self.queries.shape[1] // parts, (part + 1) * self.queries.shape[1] // parts)
+        return self._replace(queries=self.queries[:, rows], seen=self.seen[rows])
 
 
 @dataclass(frozen=True)
@@ -67,40 +75,70 @@ class Look:
         return self.answers[0]
 
     @cached_property
-    def ids(self) -> tuple[list[int], list[int]]:
-        """The source with its <eos>, and the answer."""
-        return [*self.predictor.encode(self.text), EOS], [token.id for token in self.answer.tokens[:-1]]
+    def source(self) -> Framed:
+        """The text as the model reads it."""
+        return self.predictor.encode(self.text)
+
+    @cached_property
+    def written(self) -> list[int]:
+        """The ids of an answer that was written, without its <eos>."""
+        return [token.id for token in self.answer.tokens[:-1]]
 
     @cached_property
     def tokens(self) -> dict[str, list[Piece]]:
-        """The source (key), the answer (query), and what the decoder reads (input): the answer, one later."""
-        source, target = self.ids
-        offsets = self.predictor.source.encode(self.text).offsets[: len(source) - 1]
-        keys = [Piece(self.text[start:end], start, end) for start, end in offsets]
-        queries = pieces(self.predictor.target, target, self.answer.text)
-        ends = [Piece(SPECIAL[EOS], len(text), len(text)) for text in (self.text, self.answer.text)]
-        return {"key": [*keys, ends[0]], "query": [*queries, ends[1]], "input": [Piece(SPECIAL[BOS], 0, 0), *queries]}
+        """The source (key); the answer, the classes or the question (query); and what a decoder reads (input): the
+        answer, one later. A language model reads its prompt and its answer as one text."""
+        keys = read(self.source)
+        match self.predictor.model:
+            case Reader(answer="span"):
+                return {"key": keys, "query": [Piece("start", 0, 0), Piece("end", 0, 0)], "input": []}
+            case Reader(order=order):
+                return {"key": keys if order is None else sentences(self.source), "query": [QUESTION], "input": []}
+            case Classifier():
+                names = [self.predictor.target.token(i) for i in range(LABELS, self.predictor.target.size)]
+                return {"key": keys, "query": [Piece(name, 0, 0) for name in names], "input": []}
+            case TextEncoder():
+                return {"key": keys, "query": [], "input": []}
+        queries = pieces(self.predictor.target, self.written, self.answer.text)
+        end = Piece(SPECIAL[EOS], len(self.answer.text), len(self.answer.text))
+        if isinstance(self.predictor.model, Language):
+            both = [*keys, *(Piece(p.text, p.start + len(self.text), p.end + len(self.text)) for p in [*queries, end])]
+            return {"key": [], "query": both[1:], "input": both[:-1]}
+        return {"key": keys, "query": [*queries, end], "input": [Piece(SPECIAL[BOS], 0, 0), *queries]}
 
     @cached_property
     def maps(self) -> list[Map]:
         """Every attention, in the order in which the model uses them."""
         with torch.inference_mode(), record(self.predictor.model) as found:
-            self.predictor.model.hidden(self.batch)
-        return [described(name, weights[0].float().cpu()) for name, weights in found.items()]
+            self.predictor.model(self.batch)
+        return [one for name, weights in found.items() for one in self.parted(name, weights[0].float().cpu())]
+
+    def parted(self, name: str, weights: Tensor) -> list[Map]:
+        """A map; of a block whose weights all layers share, one for each time it was used: NAME#0, NAME#1, .."""
+        one = described(name, weights)
+        times = weights.shape[1] // weights.shape[2] if one.side == "encoder" else 1
+        if times == 1:
+            return [one]
+        chunks = enumerate(weights.chunk(times, dim=1))
+        return [one._replace(name=f"{name}#{layer}", layer=layer, weights=part) for layer, part in chunks]
 
     @cached_property
     def batch(self) -> Batch:
         """The answer as if it were to be learned: one pass gives all that decoding saw, step by step."""
         device = next(self.predictor.model.parameters()).device
-        return Batch(*(tensor.to(device) for tensor in collate([Pair(*self.ids)])))
+        if isinstance(self.predictor.model, Language):
+            ids = torch.tensor([[*self.source.ids, *self.written, EOS]])
+            batch = Batch(ids[:, :0], torch.zeros(1, dtype=torch.long), ids[:, :-1], ids[:, 1:])
+        else:
+            batch = collate([Pair(self.source.ids, self.written)])
+        return Batch(*(tensor.to(device) for tensor in batch))
 
     def map(self, name: str | None = None) -> Map:
-        """A map by its name; the last that goes from answer to source, if none is given."""
+        """A map by its name; the last that goes from answer to source, or else the last, if none is given."""
+        if not self.maps:
+            raise InputError("this model has no attention to look at.")
         if name is None:
-            crosses = [one for one in self.maps if one.kind == "cross"]
-            if not crosses:
-                raise InputError("this model has no attention between answer and source.")
-            return crosses[-1]
+            return ([one for one in self.maps if one.kind == "cross"] or self.maps)[-1]
         for one in self.maps:
             if one.name == name:
                 return one
@@ -111,13 +149,26 @@ class Look:
         found: dict[str, Asked] = {}
 
         def seen(name: str, module: Attention, queries: Tensor, memory: Memory, mask: Tensor | None) -> None:
-            before = [found[name].queries] if name in found else []
-            joined = torch.cat([*before, queries[0].float().cpu()], dim=-2)
-            found[name] = Asked(module, joined, memory.keys[0].float().cpu(), memory.values[0].float().cpu())
+            shape = (1, 1, queries.shape[-2], memory.keys.shape[-2])
+            may = torch.ones(shape, dtype=torch.bool) if mask is None else mask.cpu().expand(shape)
+            keys, values = shared(Memory(memory.keys[:1], memory.values[:1]), module.heads)
+            before = found.get(name)
+            found[name] = Asked(
+                module,
+                torch.cat([*([before.queries] if before else []), queries[0].float().cpu()], dim=-2),
+                keys[0].float().cpu(),
+                values[0].float().cpu(),
+                torch.cat([*([before.seen] if before else []), may[0, 0]]),
+            )
 
-        with torch.inference_mode(), watch(self.predictor.model, seen, lambda name: name in names):
-            self.predictor.model.hidden(self.batch)
-        return found
+        wanted = {name.partition("#")[0] for name in names}
+        with torch.inference_mode(), watch(self.predictor.model, seen, lambda name: name in wanted):
+            self.predictor.model(self.batch)
+        parts = {base: sum(one.name.partition("#")[0] == base for one in self.maps) for base in wanted}
+        return {
+            name: found[name.partition("#")[0]].of(int(name.partition("#")[2] or 0), parts[name.partition("#")[0]])
+            for name in names
+        }
 
     @torch.inference_mode()
     def calculation(self, row: int, head: int = 0, name: str | None = None) -> Calculation:
@@ -136,7 +187,7 @@ class Look:
         places = torch.arange(len(keys))
         if asked.attention.order == "linear":
             scaled = scaled + linear_bias(asked.attention.heads, (places - row)[None])[head, 0]
-        seen = places <= row if chosen.columns == "input" else places >= 0
+        seen = asked.seen[row]
         weights = scaled.masked_fill(~seen, -torch.inf).softmax(-1)
         return Calculation(query, keys, values, scores, scaled, seen, weights, weights @ values)
 
@@ -195,6 +246,7 @@ class Look:
             maps.append(entry)
         return {
             "version": 1,
+            "kind": self.predictor.config.model.kind,
             "text": {"source": self.text, "target": self.answer.text},
             "tokens": {axis: [piece._asdict() for piece in found] for axis, found in self.tokens.items()},
             "scores": {"score": self.answer.score, "logprobs": rounded([t.logprob for t in self.answer.tokens], 6)},
@@ -247,14 +299,19 @@ def look(
 ) -> Look:
     """Answer a text, or take `target` for the answer, and look at why."""
     text = clean(text)
-    if not predictor.encode(text):
+    if not predictor.encode(text).ids:
         raise InputError("there is nothing to look at in an empty text.")
     settings = settings or predictor.config.decode
     if target is not None:
+        if isinstance(predictor.model, TextEncoder):
+            raise InputError("a target can be given to a model that writes; this one chooses.")
         settings = settings.model_copy(update={"beam": 1, "sample": False, "max_ratio": 0.0, "max_extra": 1})
         return Look(predictor, text, predictor.predict([text], settings=settings, prefixes=[target])[0])
+    if type(predictor.model) is TextEncoder:
+        return Look(predictor, text, [Output("", 0.0, [])])
     answers = predictor.predict([text], settings=settings, best=best)[0]
-    return Look(predictor, text, answers, judged(predictor, predictor.encode(text), answers[0], settings))
+    source = [i for i in predictor.encode(text).ids if i > EOS]
+    return Look(predictor, text, answers, judged(predictor, source, answers[0], settings))
 
 
 def agreed(there: Look, back: Look) -> list[tuple[str, str]]:
@@ -267,6 +324,25 @@ def agreed(there: Look, back: Look) -> list[tuple[str, str]]:
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
+
+
+QUESTION = Piece("question", 0, 0)
+
+
+def read(source: Framed) -> list[Piece]:
+    """A text's tokens; special ones by their names."""
+    pairs = zip(source.ids, source.offsets, strict=True)
+    return [Piece(SPECIAL[i] if i <= EOS and i != UNK else source.text[a:b], a, b) for i, (a, b) in pairs]
+
+
+def sentences(source: Framed) -> list[Piece]:
+    """A question and the sentences of its context, the latest first, as a reader of whole sentences sees them."""
+    ends = [place for place, i in enumerate(source.ids) if i == EOS]
+    found = []
+    for first, last in itertools.pairwise([-1, *ends]):
+        start, end = source.offsets[first + 1 + (first < 0)][0], source.offsets[last][1]
+        found.append(Piece(source.text[start:end], start, end))
+    return [found[0], *reversed(found[1:])]
 
 
 def shown(piece: Piece) -> str:
@@ -305,6 +381,7 @@ def vectored(asked: Asked, causal: bool) -> dict[str, Any]:
         "size": asked.queries.shape[-1],
         "slopes": slopes,
         "causal": causal,
+        "hidden": (~asked.seen.any(0)).nonzero().flatten().tolist(),
         "vector": coded(attention.score.vector) if isinstance(attention.score, Additive) else None,
         "queries": coded(asked.queries),
         "keys": coded(asked.keys),

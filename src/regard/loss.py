@@ -4,8 +4,9 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from regard.batch import Batch
 from regard.text import PAD
 
 
@@ -15,6 +16,14 @@ class Loss(NamedTuple):
     total: Tensor  # () smoothed: what is minimised
     plain: Tensor  # () without smoothing, in nats: what perplexity is made of
     tokens: int
+
+
+class Trainable(nn.Module):
+    """All that the trainer knows of a model: it has a loss."""
+
+    def loss(self, batch: Batch, smoothing: float = 0.0) -> Loss:
+        """The loss of a batch's answers."""
+        raise NotImplementedError
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, answer: Tensor, smoothing: float = 0.0) -> Loss:

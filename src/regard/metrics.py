@@ -1,12 +1,15 @@
 """Numbers to trust: each names what it measures, and a larger or smaller one is better by definition here."""
 
 import math
+import re
+import string
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from regard.config import Metric
 
-SMALLER_IS_BETTER = ("ter", "wer", "per", "perplexity")
+SMALLER_IS_BETTER = ("ter", "wer", "per", "perplexity", "nats", "bpb", "ece")
 
 References = Sequence[Sequence[str]]
 """Of every output, one or more right answers."""
@@ -30,8 +33,20 @@ def score(metric: Metric, outputs: Sequence[str], references: References) -> flo
             return 100 * error_rate(outputs, references)
         case "accuracy":
             return 100 * token_accuracy(outputs, references)
-        case "perplexity":
-            raise ValueError("perplexity is made of a model's loss, not of outputs")
+        case "f1":
+            return 100 * macro_f1(outputs, references)
+        case "rouge1" | "rouge2" | "rougel":
+            return 100 * rouge(metric, outputs, references)
+        case "span_exact":
+            return 100 * mean(
+                [max(bare(o) == bare(w) for w in wanted) for o, wanted in zip(outputs, references, strict=True)]
+            )
+        case "span_f1":
+            return 100 * mean(
+                [max(overlap(o, w) for w in wanted) for o, wanted in zip(outputs, references, strict=True)]
+            )
+        case "perplexity" | "nats" | "bpb" | "ece":
+            raise ValueError(f"{metric} is made of a model's probabilities, not of outputs")
 
 
 def corpus(metric: Metric, outputs: Sequence[str], references: References) -> tuple[float, str]:
@@ -90,3 +105,80 @@ def edit_distance(left: Sequence[str], right: Sequence[str]) -> int:
         for j, b in enumerate(right, 1):
             before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (a != b))
     return row[-1]
+
+
+# --- labels ----------------------------------------------------------------------------------------------------------
+
+
+def confusion(outputs: Sequence[str], references: References) -> dict[str, dict[str, int]]:
+    """How often each right label (first) was taken for each label (second)."""
+    names = sorted({wanted[0] for wanted in references} | set(outputs))
+    table = {name: dict.fromkeys(names, 0) for name in sorted({wanted[0] for wanted in references})}
+    for output, wanted in zip(outputs, references, strict=True):
+        table[wanted[0]][output] += 1
+    return table
+
+
+def macro_f1(outputs: Sequence[str], references: References) -> float:
+    """The mean over the labels of the harmonic mean of precision and recall; a label nobody wanted or gave has none.
+    Several labels of one text are separated by commas."""
+    pairs = [(split(output), split(wanted[0])) for output, wanted in zip(outputs, references, strict=True)]
+    found = []
+    for name in sorted(set().union(*(given | wanted for given, wanted in pairs))):
+        right = sum(name in given and name in wanted for given, wanted in pairs)
+        all_ = sum((name in given) + (name in wanted) for given, wanted in pairs)
+        found.append(2 * right / all_)
+    return mean(found)
+
+
+def split(labels: str) -> set[str]:
+    """The labels in a text."""
+    return {label.strip() for label in labels.split(",") if label.strip()}
+
+
+def calibration_error(sure: Sequence[float], outputs: Sequence[str], references: References, bins: int = 15) -> float:
+    """ECE (Guo 2017): how far, on average, the probability of an answer is from the share of right ones among those of
+    like probability."""
+    groups: list[list[tuple[float, bool]]] = [[] for _ in range(bins)]
+    for probability, output, wanted in zip(sure, outputs, references, strict=True):
+        groups[min(bins - 1, int(probability * bins))].append((probability, output in wanted))
+    gaps = [abs(sum(p - right for p, right in group)) for group in groups]
+    return sum(gaps) / max(1, len(outputs))
+
+
+# --- summaries -------------------------------------------------------------------------------------------------------
+
+
+class Words:
+    """ROUGE's tokens: runs of letters and digits of any script, in small letters."""
+
+    def tokenize(self, text: str) -> list[str]:
+        return re.findall(r"\w+", text.lower())
+
+
+def rouge(metric: str, outputs: Sequence[str], references: References) -> float:
+    """The mean F of rouge-score, by the reference that fits best; words of any script count, and are not stemmed."""
+    from rouge_score.rouge_scorer import RougeScorer
+
+    name = {"rougel": "rougeL"}.get(metric, metric)
+    scorer = RougeScorer([name], tokenizer=Words())
+    pairs = zip(outputs, references, strict=True)
+    return mean([max(scorer.score(wanted, output)[name].fmeasure for wanted in several) for output, several in pairs])
+
+
+# --- spans -----------------------------------------------------------------------------------------------------------
+
+
+def bare(text: str) -> str:
+    """An answer as SQuAD's rules compare it: small letters, without punctuation, English articles and wide spaces."""
+    letters = "".join(letter for letter in text.lower() if letter not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", letters).split())
+
+
+def overlap(output: str, wanted: str) -> float:
+    """F1 of the words that two answers share, by SQuAD's rules."""
+    left, right = bare(output).split(), bare(wanted).split()
+    if not left or not right:
+        return float(left == right)
+    same = sum((Counter(left) & Counter(right)).values())
+    return 2 * same / (len(left) + len(right))

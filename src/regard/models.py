@@ -3,13 +3,25 @@
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard import recurrent, transformer
+from regard.attention import Memory, multi_head
 from regard.batch import Batch
-from regard.config import Config, RNNConfig, TransformerConfig
-from regard.layers import Dropout, Output, embedding
+from regard.config import (
+    ClassifierConfig,
+    Config,
+    EncoderConfig,
+    LanguageConfig,
+    ReaderConfig,
+    RNNConfig,
+    TransformerConfig,
+)
+from regard.encoders import Classifier, Reader, TextEncoder
+from regard.layers import Dropout, Linear, Output, embedding
+from regard.loss import Loss, Trainable, cross_entropy
 from regard.mask import padding
+from regard.text import PAD
 
 
 class State(NamedTuple):
@@ -18,6 +30,8 @@ class State(NamedTuple):
 
     source: Any
     past: Any
+    first: Tensor | None = None
+    """(sentences,) the token that the first step reads; None: <bos>."""
 
 
 class Steppable(Protocol):
@@ -32,7 +46,7 @@ class Steppable(Protocol):
         ...
 
 
-class Seq2Seq(nn.Module):
+class Seq2Seq(Trainable):
     """An encoder, a decoder, and what both families share: embeddings and output."""
 
     def __init__(self, config: RNNConfig | TransformerConfig, source_vocab: int, target_vocab: int | None) -> None:
@@ -62,6 +76,9 @@ class Seq2Seq(nn.Module):
         logits: Tensor = self.output(self.hidden(batch))
         return logits
 
+    def loss(self, batch: Batch, smoothing: float = 0.0) -> Loss:
+        return cross_entropy(self.hidden(batch), self.output.weight, self.output.bias, batch.answer, smoothing)
+
     def start(self, source: Tensor, lengths: Tensor) -> State:
         return self.encode(source, lengths)
 
@@ -78,8 +95,8 @@ class Transformer(Seq2Seq):
         self, config: TransformerConfig, source_vocab: int, target_vocab: int | None = None, longest: int = 1024
     ) -> None:
         super().__init__(config, source_vocab, target_vocab)
-        self.encoder = transformer.Encoder(config, longest)
-        self.decoder = transformer.Decoder(config, longest)
+        self.encoder = transformer.Encoder(config, config.encoder_layers, longest)
+        self.decoder = transformer.Decoder(config, config.decoder_layers, longest, cross=True)
 
     def encode(self, source: Tensor, lengths: Tensor) -> State:
         mask = None if bool((lengths == source.shape[1]).all()) else padding(lengths, source.shape[1])
@@ -89,6 +106,126 @@ class Transformer(Seq2Seq):
     def decode(self, target: Tensor, state: State) -> tuple[Tensor, State]:
         hidden, past = self.decoder(self.target_embedding(target), state.source, state.past)
         return hidden, State(state.source, past)
+
+
+class Copying(Transformer):
+    """D4 whose output may be a token of the source: a learned share of each step's probability lies on the vocabulary,
+    the rest on the source's tokens, by one more attention to them (Gu 2016, See 2017)."""
+
+    def __init__(self, config: TransformerConfig, vocab: int, longest: int = 1024) -> None:
+        super().__init__(config, vocab, None, longest)
+        self.copy_attention = multi_head(config.size, 1)
+        self.share = Linear(2 * config.size, 1)
+
+    def encode(self, source: Tensor, lengths: Tensor) -> State:
+        mask = padding(lengths, source.shape[1])
+        states = self.encoder(self.source_embedding(source), mask)
+        copied = self.copy_attention.remember(states)
+        return State((self.decoder.remember(states, mask), copied, mask, source), None)
+
+    def decode(self, target: Tensor, state: State) -> tuple[Tensor, State]:
+        hidden, past = self.decoder(self.target_embedding(target), state.source[0], state.past)
+        return hidden, State(state.source, past)
+
+    def mixed(self, hidden: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
+        """hidden (rows, n, size) -> the logarithms of the vocabulary's share and of the source's (rows, n, 1), and how
+        the latter lies on the source's places (rows, n, source)."""
+        _, memory, mask, _ = state.source
+        sentences = len(mask)
+        queries = self.copy_attention.ask(hidden.reshape(sentences, -1, hidden.shape[-1]))
+        seen = self.copy_attention(queries, memory, mask).view(hidden.shape)
+        places = self.copy_attention.weights(queries, memory, mask)[:, 0].reshape(*hidden.shape[:-1], -1)
+        share = self.share(torch.cat([hidden, seen], dim=-1))
+        return torch.nn.functional.logsigmoid(share), torch.nn.functional.logsigmoid(-share), places
+
+    def logprobs(self, hidden: Tensor, state: State) -> Tensor:
+        """hidden (rows, n, size) -> log-probabilities (rows, n, vocab)."""
+        own, other, places = self.mixed(hidden, state)
+        logits: Tensor = self.output(hidden)
+        made = logits.float().log_softmax(-1) + own
+        ids = state.source[3].repeat_interleave(len(hidden) // len(state.source[3]), dim=0)
+        copied = torch.zeros_like(made).scatter_add_(-1, ids[:, None].expand(places.shape), places.to(made.dtype))
+        return torch.logaddexp(made, copied.log() + other)
+
+    def forward(self, batch: Batch) -> Tensor:
+        state = self.encode(batch.source, batch.lengths)
+        return self.logprobs(self.decode(batch.target, state)[0], state)
+
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        hidden, after = self.decode(tokens[:, None], state)
+        return self.logprobs(hidden, state)[:, 0], after
+
+    def loss(self, batch: Batch, smoothing: float = 0.0) -> Loss:
+        """Smoothing is of what the vocabulary gives: what is copied is not smoothed."""
+        state = self.encode(batch.source, batch.lengths)
+        hidden = self.decode(batch.target, state)[0]
+        own, other, places = self.mixed(hidden, state)
+        logits: Tensor = self.output(hidden)
+        made = logits.float().log_softmax(-1)
+        wanted = made.gather(-1, batch.answer[..., None])
+        same = (batch.source[:, None] == batch.answer[..., None]) & (batch.answer[..., None] != PAD)
+        copied = (places * same).sum(-1, keepdim=True).clamp(min=torch.finfo(places.dtype).tiny)
+        real = batch.answer[..., None] != PAD
+        plain = -(torch.logaddexp(wanted + own, copied.log() + other) * real).sum()
+        uniform = -(made.mean(-1, keepdim=True) * real).sum()
+        return Loss((1 - smoothing) * plain + smoothing * uniform, plain.detach(), int(real.sum()))
+
+
+class Cache(NamedTuple):
+    """What a language model has read. Its size is bounded: no row holds more keys than the model's context."""
+
+    memories: tuple[Memory, ...]
+    begin: Tensor  # (rows,) the key where each text begins; those before it are padding; below 0: forgotten
+    ragged: bool  # whether texts begin at different keys
+
+
+class Language(Trainable):
+    """D3: every token looks at those before it, and the next is wanted."""
+
+    def __init__(self, config: LanguageConfig, vocab: int, context: int = 1024) -> None:
+        super().__init__()
+        self.context = context
+        self.source_embedding = embedding(vocab, config.size)
+        self.decoder = transformer.Decoder(config, config.layers, context)
+        self.output = Output(vocab, config.size, self.source_embedding if config.tied else None)
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """What the output layer sees: (batch, target, size)."""
+        return self.decoder(self.source_embedding(batch.target))[0]
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits (batch, target, vocab) of the answer, given what comes before."""
+        logits: Tensor = self.output(self.hidden(batch))
+        return logits
+
+    def loss(self, batch: Batch, smoothing: float = 0.0) -> Loss:
+        return cross_entropy(self.hidden(batch), self.output.weight, self.output.bias, batch.answer, smoothing)
+
+    def start(self, source: Tensor, lengths: Tensor) -> State:
+        """Read prompts (sentences, source) but for the last token of each, which the first step reads."""
+        count = source.shape[1]
+        begin = count - lengths
+        ids = source.gather(1, (torch.arange(count, device=source.device) - begin[:, None]) % count)  # ends in line
+        ragged = bool(begin.any())
+        real = (torch.arange(count - 1, device=source.device) >= begin[:, None])[:, None, None] if ragged else None
+        empty = source[:, :0]
+        _, memories = self.decoder(
+            self.source_embedding(ids[:, :-1] if count > 1 else empty), start=-begin if ragged else 0, real=real
+        )
+        return State(None, Cache(memories, begin, ragged), ids[:, -1])
+
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        memories, begin, ragged = state.past
+        keys = memories[0].keys.shape[-2]
+        if keys >= self.context:  # the oldest is forgotten
+            memories = tuple(Memory(*(part[..., keys + 1 - self.context :, :] for part in one)) for one in memories)
+            begin, keys = begin - (keys + 1 - self.context), self.context - 1
+        real = (torch.arange(keys + 1, device=tokens.device) >= begin[:, None])[:, None, None] if ragged else None
+        start = keys - begin if ragged else keys - int(begin[0])
+        hidden, memories = self.decoder(self.source_embedding(tokens[:, None]), None, memories, start, real)
+        logits = self.output(hidden[:, 0])
+        logprobs = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        return logprobs, State(None, Cache(memories, begin, ragged))
 
 
 class Recurrent(Seq2Seq):
@@ -109,12 +246,27 @@ class Recurrent(Seq2Seq):
         return hidden, State(state.source, past)
 
 
-def build(config: Config, source_vocab: int, target_vocab: int | None) -> Transformer | Recurrent:
+AnyModel = Transformer | Recurrent | Language | TextEncoder
+"""Every model there is; a Classifier and a Reader are a TextEncoder too."""
+
+
+def build(config: Config, source_vocab: int, target_vocab: int | None) -> AnyModel:
     """The model of a configuration, its weights drawn from the configuration's seed."""
     torch.manual_seed(config.train.seed)
-    longest = 2 * config.text.max_length + 2  # an output has at most twice that many tokens (see Predictor)
+    context = config.text.max_length
+    longest = 2 * context + 2  # an output has at most twice that many tokens (see Predictor)
     match config.model:
         case RNNConfig():
             return Recurrent(config.model, source_vocab, target_vocab)
+        case TransformerConfig(copy_source=True):
+            return Copying(config.model, source_vocab, longest)
         case TransformerConfig():
             return Transformer(config.model, source_vocab, target_vocab, longest)
+        case LanguageConfig():
+            return Language(config.model, source_vocab, context)
+        case ClassifierConfig():
+            return Classifier(config.model, source_vocab, target_vocab or 0, context + 2)
+        case ReaderConfig():
+            return Reader(config.model, source_vocab, target_vocab, context + 2)
+        case EncoderConfig():
+            return TextEncoder(config.model, source_vocab, context + 2)

@@ -15,6 +15,27 @@ def sinusoidal(positions: Tensor, size: int) -> Tensor:
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[:, :size]
 
 
+Start = int | Tensor
+"""Where the first row of an input stands: the same for the whole batch, or a place (batch,) for each."""
+
+
+def places(start: Start, count: int, device: torch.device) -> Tensor:
+    """The positions of `count` rows from `start` on: (count,), or (batch, count). What stands before the beginning is
+    padding, and counts as 0."""
+    steps = torch.arange(count, device=device)
+    return (start[:, None] + steps).clamp(min=0) if isinstance(start, Tensor) else start + steps
+
+
+def last(start: Start) -> int:
+    """The largest of the starts."""
+    return int(start.max()) if isinstance(start, Tensor) else start
+
+
+def rows(table: Tensor, start: Start, count: int) -> Tensor:
+    """The rows of a table (position, size) that `count` positions from `start` on want."""
+    return table[places(start, count, table.device)] if isinstance(start, Tensor) else table[start : start + count]
+
+
 class Sinusoidal(nn.Module):
     """Adds sinusoidal positions; works at any length."""
 
@@ -24,12 +45,12 @@ class Sinusoidal(nn.Module):
         self.table: Tensor
         self.register_buffer("table", sinusoidal(torch.arange(512), size), persistent=False)
 
-    def forward(self, x: Tensor, start: int = 0) -> Tensor:
+    def forward(self, x: Tensor, start: Start = 0) -> Tensor:
         """x (batch, query, size), whose first row stands at `start`."""
-        end = start + x.shape[1]
+        end = last(start) + x.shape[1]
         if end > len(self.table):
             self.table = sinusoidal(torch.arange(2 * end, device=x.device), self.size).to(self.table)
-        return x + self.table[start:end]
+        return x + rows(self.table, start, x.shape[1])
 
     __call__ = forward
 
@@ -41,27 +62,28 @@ class Learned(nn.Module):
         super().__init__()
         self.table = nn.Parameter(torch.randn(longest, size) * size**-0.5)
 
-    def forward(self, x: Tensor, start: int = 0) -> Tensor:
+    def forward(self, x: Tensor, start: Start = 0) -> Tensor:
         """x (batch, query, size), whose first row stands at `start`."""
-        end = start + x.shape[1]
+        end = last(start) + x.shape[1]
         if end > len(self.table):
             raise InputError(
                 f"an input of {end:,} positions came, but this model learned {len(self.table):,}. "
                 "Shorten it, or train with sinusoidal, rotary or linear positions."
             )
-        return x + self.table[start:end]
+        return x + rows(self.table, start, x.shape[1])
 
     __call__ = forward
 
 
-def rotary(x: Tensor, start: int = 0) -> Tensor:
+def rotary(x: Tensor, start: Start = 0, base: float = 10_000.0) -> Tensor:
     """Su 2021: turn the pairs (i, i + size/2) of queries or keys (batch, heads, n, size) by an angle that grows with
     the position, so that a dot product depends on the distance alone. The first row stands at `start`."""
     half = x.shape[-1] // 2
     wide = torch.promote_types(x.dtype, torch.float32)
-    positions = torch.arange(start, start + x.shape[-2], device=x.device, dtype=wide)
-    rates = torch.exp(torch.arange(half, device=x.device, dtype=wide) * (-math.log(10_000) / half))
-    angles = positions[:, None] * rates
+    rates = torch.exp(torch.arange(half, device=x.device, dtype=wide) * (-math.log(base) / half))
+    angles = places(start, x.shape[-2], x.device).to(wide)[..., None] * rates  # (n, half), or (batch, n, half)
+    if angles.dim() == 3:
+        angles = angles[:, None]
     sin, cos = angles.sin().to(x.dtype), angles.cos().to(x.dtype)
     left, right = x[..., :half], x[..., half:]
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)

@@ -1,18 +1,23 @@
 """A trained run as a function: text in, text out."""
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, overload
 
-from regard.batch import source_batch
+import torch
+from torch import Tensor
+
+from regard.batch import Batch, Framed, framed, source_batch
 from regard.checkpoint import fill, load_config, load_tensors, load_vocabularies
 from regard.config import Config, DecodeConfig
-from regard.decode import Hypothesis, decode
+from regard.decode import Hypothesis, Tell, decode
 from regard.device import choose, keep_memory
+from regard.encoders import LABELS, Classifier, Reader, TextEncoder
 from regard.errors import InputError, RunError
 from regard.layers import settle
-from regard.models import Seq2Seq, build
+from regard.models import AnyModel, Language, build
 from regard.text import EOS, Vocabulary
 from regard.toml import changed
 
@@ -26,18 +31,21 @@ class Token(NamedTuple):
 
 
 class Output(NamedTuple):
-    """One answer."""
+    """One answer: a text that was written, the name of a class, or a part of the context."""
 
     text: str
     score: float
-    """What answers are ranked by: the log-probability over the length penalty."""
+    """What answers are ranked by: the log-probability, of a written text over the length penalty."""
     tokens: list[Token]
+    """Of a text that was written; or the labels."""
+    span: tuple[int, int] | None = None
+    """Of an answer that is a part of the context: its place in there, in characters."""
 
 
 class Predictor:
     """A model with its vocabularies and settings."""
 
-    def __init__(self, model: Seq2Seq, config: Config, source: Vocabulary, target: Vocabulary | None) -> None:
+    def __init__(self, model: AnyModel, config: Config, source: Vocabulary, target: Vocabulary | None) -> None:
         self.model, self.config = model.eval(), config
         self.source, self.target = source, target or source
         self.cut = 0  # texts that were shortened to what the model takes
@@ -61,10 +69,11 @@ class Predictor:
         prefixes: Sequence[str] | None = None,
         budget: int = 2048,
         first: int = 1,
+        tell: Tell | None = None,
     ) -> list[list[Output]]:
         """The `best` answers to each text, best first. An empty text has the empty answer. `prefixes` are the texts
-        that the answers must begin with; `budget` is how many source tokens are decoded at once; errors count texts
-        from `first`."""
+        that written answers must begin with; `budget` is how many source tokens are worked on at once; errors count
+        texts from `first`; `tell` hears of every token that is written (see decode.py), while there is one text."""
         settings = settings or self.config.decode
         sources = [self.encode(text, f"text {number}") for number, text in enumerate(texts, first)]
         begins = [self.target.encode(prefix).ids for prefix in prefixes or [""] * len(sources)]
@@ -73,36 +82,107 @@ class Predictor:
         if max(map(len, begins), default=0) > self.config.text.max_length:
             raise InputError(f"a prefix has more than {self.config.text.max_length:,} tokens (text.max_length).")
         answers: list[list[Output]] = [[Output("", 0.0, [])] for _ in sources]
-        order = sorted((i for i in range(len(sources)) if sources[i]), key=lambda i: len(sources[i]))
-        for group in grouped(order, sources, budget // max(1, settings.beam // 2)):
-            ids, lengths = source_batch([[*sources[i], EOS] for i in group])
-            device = next(self.model.parameters()).device
-            found = decode(
-                self.model,
-                ids.to(device),
-                lengths.to(device),
-                settings,
-                best=best,
-                prefixes=[begins[i] for i in group] if prefixes else None,
-                most=2 * self.config.text.max_length,
-            )
-            for index, hypotheses in zip(group, found, strict=True):
-                answers[index] = [self.output(hypothesis) for hypothesis in hypotheses]
+        order = sorted((i for i in range(len(sources)) if sources[i].ids), key=lambda i: len(sources[i].ids))
+        for group in grouped(order, [one.ids for one in sources], budget // max(1, settings.beam // 2)):
+            chosen = [sources[i] for i in group]
+            match self.model:
+                case Reader(answer="span"):
+                    found = self.pointed(chosen, best)
+                case Classifier() | Reader():
+                    found = self.labelled(chosen, best)
+                case TextEncoder():
+                    raise InputError("an encoder gives vectors, no answers: use `regard embed`.")
+                case _:
+                    found = self.written(chosen, settings, best, [begins[i] for i in group] if prefixes else None, tell)
+            for index, outputs in zip(group, found, strict=True):
+                answers[index] = outputs
         return answers
 
-    def encode(self, text: str, where: str = "the text") -> list[int]:
-        """The ids of a text to predict; nothing for white space; too long is cut by setting, else an error."""
+    def encode(self, text: str, where: str = "the text") -> Framed:
+        """A text to predict as the model reads it; nothing for white space; too long is cut by setting, else an
+        error."""
         if not text.strip():
-            return []
-        ids = self.source.encode(text).ids
+            return Framed(text, [], [], 0)
+        if isinstance(self.model, Reader) and "\t" not in text:
+            raise InputError(f"{where} has no context: a question, a tab and the context are wanted.")
+        framed_ = framed([text], self.source, self.config.text, self.config.model)[0]
         most = self.config.text.max_length
-        if len(ids) > most and self.config.text.longer != "cut":
+        if framed_.length > most and self.config.text.longer != "cut":
             raise InputError(
-                f"{where} has {len(ids):,} tokens, this model takes at most {most:,}. Split it, or let it be cut "
+                f"{where} has {framed_.length:,} tokens, this model takes at most {most:,}. Split it, or let it be cut "
                 "with --set text.longer=cut."
             )
-        self.cut += len(ids) > most
-        return ids[:most]
+        self.cut += framed_.length > most
+        return framed_
+
+    def tensors(self, sources: Sequence[Framed]) -> tuple[Tensor, Tensor]:
+        """Sources as a batch (batch, source) and their lengths, where the model is."""
+        device = next(self.model.parameters()).device
+        ids, lengths = source_batch([one.ids for one in sources])
+        return ids.to(device), lengths.to(device)
+
+    def written(
+        self,
+        sources: Sequence[Framed],
+        settings: DecodeConfig,
+        best: int,
+        prefixes: Sequence[Sequence[int]] | None,
+        tell: Tell | None = None,
+    ) -> list[list[Output]]:
+        """Answers that are decoded, token by token."""
+        assert not isinstance(self.model, TextEncoder)
+        ids, lengths = self.tensors(sources)
+        most: int | Tensor | None = 2 * self.config.text.max_length
+        if isinstance(self.model, Language):
+            most = None if self.slides(settings) else (self.model.context - lengths).clamp(min=0)
+        found = decode(self.model, ids, lengths, settings, best=best, prefixes=prefixes, most=most, tell=tell)
+        return [[self.output(hypothesis) for hypothesis in hypotheses] for hypotheses in found]
+
+    def slides(self, settings: DecodeConfig) -> bool:
+        """Whether a language model goes on past its context."""
+        positions = getattr(self.config.model, "positions", "none")
+        if settings.slide and positions not in ("rotary", "linear"):
+            raise InputError(
+                f"this model's positions are {positions}: it cannot go on past its "
+                f"context of {self.config.text.max_length:,} tokens. Only rotary and linear positions slide."
+            )
+        return settings.slide
+
+    def labelled(self, sources: Sequence[Framed], best: int) -> list[list[Output]]:
+        """Classes, likeliest first; of a text that may have several, all that are likelier than not, as one answer."""
+        assert isinstance(self.model, Classifier | Reader)
+        multiple = isinstance(self.model, Classifier) and self.model.multiple
+        ids, lengths = self.tensors(sources)
+        with torch.inference_mode():
+            found = self.model.probabilities(Batch(ids, lengths, ids, ids)).cpu()
+        out = []
+        for row in found:
+            order = row.argsort(descending=True, stable=True).tolist()
+            sure = row.clamp(min=1e-30).log().tolist()
+            tokens = [Token(self.target.token(i + LABELS), sure[i], i + LABELS) for i in order]
+            if multiple:
+                likely = [token for token in tokens if token.logprob > math.log(0.5)]
+                separator = self.config.text.target.separator if self.config.text.target else ""
+                text = separator.join(token.text for token in likely)
+                out.append([Output(text, sum(token.logprob for token in likely), tokens)])
+            else:
+                out.append([Output(token.text, token.logprob, [token]) for token in tokens[:best]])
+        return out
+
+    def pointed(self, sources: Sequence[Framed], best: int, longest: int = 30) -> list[list[Output]]:
+        """Parts of the context, likeliest first, of at most `longest` tokens."""
+        assert isinstance(self.model, Reader)
+        ids, lengths = self.tensors(sources)
+        with torch.inference_mode():
+            logits = self.model(Batch(ids, lengths, ids, ids)).float().log_softmax(-1).cpu()
+        out = []
+        for source, (starts, ends) in zip(sources, logits, strict=True):
+            totals = starts[:, None] + ends
+            allowed = torch.ones_like(totals, dtype=torch.bool).triu().tril(longest - 1)
+            scores, places = totals.masked_fill(~allowed, -torch.inf).flatten().topk(min(best, totals.numel()))
+            found = zip(scores.tolist(), places.tolist(), strict=True)
+            out.append([part(source, place // len(ends), place % len(ends), score) for score, place in found])
+        return out
 
     def output(self, hypothesis: Hypothesis) -> Output:
         """A hypothesis as text."""
@@ -111,11 +191,18 @@ class Predictor:
         return Output(self.target.decode(hypothesis.tokens), hypothesis.score, tokens)
 
 
+def part(source: Framed, first: int, last: int, score: float) -> Output:
+    """The part of a context from one token to another."""
+    start, end = source.offsets[first][0], source.offsets[last][1]
+    shift = source.text.index("\t") + 1
+    return Output(source.text[start:end], score, [], (start - shift, end - shift))
+
+
 def grouped(order: Sequence[int], sources: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]:
     """Indices, shortest source first, in groups whose padded size is within the budget."""
     group: list[int] = []
     for index in order:
-        if group and (len(sources[index]) + 1) * (len(group) + 1) > budget:
+        if group and len(sources[index]) * (len(group) + 1) > budget:
             yield group
             group = []
         group.append(index)

@@ -114,7 +114,7 @@ def followed(model: Any, maps: Maps) -> Iterator[None]:
             maps.encoded[number] = {name: part[row, :, :length, :length] for name, part in encoded.items()}
             numbers.append(number)
         trail = Trail(torch.tensor(numbers, device=source.device), source[:, :0])
-        return State(state.source, (state.past, trail))
+        return State(state.source, (state.past, trail), state.first)
 
     def stepping(tokens: Tensor, state: State) -> tuple[Tensor, State]:
         past, trail = state.past

@@ -2,22 +2,23 @@
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
-from regard.batch import Pair, encode, epoch, padding_share
+from regard.batch import Batch, Pair, encode, epoch, joined, padding_share, updates, windows
 from regard.checkpoint import create, load_config, load_state, load_vocabularies, replace
-from regard.config import Config, FileData
+from regard.config import Config, FileData, LanguageConfig, ReaderConfig
 from regard.data import Splits, read_files
 from regard.device import choose, keep_memory, precision
 from regard.evaluation import evaluate
 from regard.generate import generate
 from regard.layers import load_vectors
+from regard.loss import Trainable
 from regard.metrics import better
-from regard.models import Seq2Seq, build
+from regard.models import AnyModel, build
 from regard.predict import Predictor
 from regard.text import UNK, Vocabulary
 from regard.train import Event, Progress, Score, append, train
@@ -32,10 +33,18 @@ class Prepared(NamedTuple):
     target: Vocabulary | None
     pairs: list[Pair]
 
+    def batches(self, start: int) -> Iterator[list[Batch]]:
+        """Endless updates from number `start` on."""
+        config = self.config
+        if isinstance(config.model, LanguageConfig):
+            stream = joined(self.pairs, config.model.begin)
+            return windows(stream, config.text.max_length, config.train, start)
+        return updates(self.pairs, config.train, start)
+
     def facts(self) -> dict[str, Any]:
         """What a user wants to know before training: sizes, lengths, padding."""
         batches = epoch(self.pairs, self.config.train.batch_tokens, self.config.train.seed, 0)
-        lengths = [sorted(len(pair[side]) for pair in self.pairs) for side in (0, 1)]
+        lengths = [sorted(map(len, side)) for side in ([p.source for p in self.pairs], [p.target for p in self.pairs])]
         return {
             "examples": {name: getattr(self.splits, name).__len__() for name in ("train", "valid", "test")},
             "vocabulary": [self.source.size] + ([self.target.size] if self.target else []),
@@ -58,6 +67,9 @@ def vocabularies(config: Config, splits: Splits) -> tuple[Vocabulary, Vocabulary
     """Learn the vocabularies from the training examples."""
     sources = [example.source for example in splits.train]
     targets = [example.target for example in splits.train]
+    if isinstance(config.model, ReaderConfig) and config.model.answer == "span":
+        parts = dict.fromkeys(part for text in sources for part in text.split("\t"))
+        return Vocabulary.learn(parts, config.text.source), None
     if config.text.target is None:
         return Vocabulary.learn(itertools.chain(sources, targets), config.text.source), None
     return Vocabulary.learn(sources, config.text.source), Vocabulary.learn(targets, config.text.target)
@@ -67,7 +79,7 @@ def prepare(config: Config, run: Path | None = None) -> Prepared:
     """Read everything; the vocabularies of a run that exists already are taken from it."""
     splits = read_splits(config)
     source, target = load_vocabularies(run) if run else vocabularies(config, splits)
-    pairs = encode(splits.train, source, target or source, config.text, splits.ledgers["train"])
+    pairs = encode(splits.train, source, target or source, config.text, splits.ledgers["train"], config.model)
     return Prepared(config, splits, source, target, pairs)
 
 
@@ -100,16 +112,14 @@ def fresh(config: Config, run: Path) -> Prepared:
     return prepared
 
 
-def build_model(prepared: Prepared) -> Seq2Seq:
+def build_model(prepared: Prepared) -> AnyModel:
     """The model with its first weights; embeddings come from vector files by setting."""
     config = prepared.config.model
     model = build(prepared.config, prepared.source.size, prepared.target.size if prepared.target else None)
-    sides = (
-        (config.source_vectors, model.source_embedding, prepared.source),
-        (config.target_vectors, model.target_embedding, prepared.target or prepared.source),
-    )
-    for path, table, vocabulary in sides:
+    for side, vocabulary in (("source", prepared.source), ("target", prepared.target or prepared.source)):
+        path = getattr(config, f"{side}_vectors", None)
         if path:
+            table = getattr(model, f"{side}_embedding")
             load_vectors(table, path, vocabulary.find, freeze=config.freeze_vectors)
     return model
 
@@ -132,8 +142,10 @@ def fit(
     examples = prepared.splits.valid[: config.train.validate_examples]
     settings = config.evaluate
 
-    def validate(current: Seq2Seq) -> Score:
-        found = evaluate(Predictor(current, config, prepared.source, prepared.target), examples, settings)
+    def validate(current: Trainable) -> Score:
+        found = evaluate(
+            Predictor(cast(AnyModel, current), config, prepared.source, prepared.target), examples, settings
+        )
         for source, output, wanted in list(zip(found.sources, found.outputs, found.references, strict=True))[:3]:
             report(Event("sample", 0, {"source": source, "output": output, "wanted": wanted[0]}))
         return found.metrics
@@ -145,7 +157,7 @@ def fit(
 
     return train(
         model,
-        prepared.pairs,
+        prepared.batches,
         config.train,
         run,
         validate=validate,

@@ -267,7 +267,7 @@ class Service:
         good = []
         for place, (number, text) in enumerate(items):
             try:
-                self.metrics.tokens.labels("source").inc(len(predictor.encode(text, f"text {number}")))
+                self.metrics.tokens.labels("source").inc(len(predictor.encode(text, f"text {number}").ids))
                 good.append(place)
             except InputError as error:
                 outcomes[place] = error

@@ -6,6 +6,7 @@ the width of white space). Text never turns into a special token, whatever it sp
 """
 
 import json
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -116,7 +117,7 @@ def pipeline(settings: Tokenization) -> tuple[Tokenizer, Any]:
     subwords = settings.kind in ("bpe", "unigram")
     trainer: Any
     match settings.kind:
-        case "char" | "word":
+        case "char" | "word" | "label":
             tokenizer = Tokenizer(models.WordLevel(unk_token=SPECIAL[UNK]))
             trainer = trainers.WordLevelTrainer(vocab_size=2**31, min_frequency=settings.min_count, **quiet)
         case "byte" | "bpe":
@@ -134,6 +135,10 @@ def pipeline(settings: Tokenization) -> tuple[Tokenizer, Any]:
             tokenizer.decoder = decoders.Fuse()
         case "word":
             tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        case "label":
+            if settings.separator:
+                around = Regex(rf"\s*{re.escape(settings.separator)}\s*")
+                tokenizer.pre_tokenizer = pre_tokenizers.Split(around, behavior="removed")
         case _:
             tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
                 add_prefix_space=False, use_regex=subwords, trim_offsets=True

@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.batch import Batch, Pair, collate, epoch
+from regard.batch import Batch
 from regard.checkpoint import Tensors, average, fill, load_state, save_state, save_weights, weights
 from regard.config import TrainConfig
 from regard.errors import TrainError
-from regard.loss import Loss, cross_entropy
-from regard.models import Seq2Seq
+from regard.loss import Loss, Trainable
 
 Score = dict[str, float]
 """Metric -> value; the first is the one that decides."""
@@ -65,32 +64,14 @@ def rate(step: int, config: TrainConfig) -> float:
             return config.rate
 
 
-def batches(pairs: Sequence[Pair], config: TrainConfig, start: int) -> Iterator[list[Batch]]:
-    """Endless updates, each of `accumulate` batches, from update `start` on, as if the first had been drawn too."""
-    skip, number = start * config.accumulate, 0
-    group: list[Batch] = []
-    while True:
-        order = epoch(pairs, config.batch_tokens, config.seed, number)
-        number += 1
-        if skip >= len(order):
-            skip -= len(order)
-            continue
-        for indices in order[skip:]:
-            group.append(collate([pairs[i] for i in indices]))
-            if len(group) == config.accumulate:
-                yield group
-                group = []
-        skip = 0
-
-
-def optimizer_of(model: Seq2Seq, config: TrainConfig) -> torch.optim.Optimizer:
+def optimizer_of(model: Trainable, config: TrainConfig) -> torch.optim.Optimizer:
     """Adam or AdamW over what is to be learned."""
     kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return kind(learned, lr=config.rate, betas=config.betas, weight_decay=config.weight_decay, fused=True)
 
 
-def learn(model: Seq2Seq, group: Sequence[Batch], config: TrainConfig, kind: torch.dtype) -> Loss:
+def learn(model: Trainable, group: Sequence[Batch], config: TrainConfig, kind: torch.dtype) -> Loss:
     """Add the gradient of one update's batches, as of one large batch: each is divided by the tokens of all."""
     device = next(model.parameters()).device
     tokens = sum(batch.tokens for batch in group)
@@ -98,8 +79,7 @@ def learn(model: Seq2Seq, group: Sequence[Batch], config: TrainConfig, kind: tor
     for batch in group:
         batch = Batch(*(tensor.to(device) for tensor in batch))
         with torch.autocast(device.type, kind, enabled=kind != torch.float32):
-            hidden = model.hidden(batch)
-        loss = cross_entropy(hidden, model.output.weight, model.output.bias, batch.answer, config.smoothing)
+            loss = model.loss(batch, config.smoothing)
         (loss.total / tokens).backward()  # type: ignore[no-untyped-call]
         total += loss.total.detach().cpu()
         plain += loss.plain.detach().cpu()
@@ -107,24 +87,25 @@ def learn(model: Seq2Seq, group: Sequence[Batch], config: TrainConfig, kind: tor
 
 
 def train(
-    model: Seq2Seq,
-    pairs: Sequence[Pair],
+    model: Trainable,
+    batches: Callable[[int], Iterator[list[Batch]]],
     config: TrainConfig,
     run: Path,
     *,
-    validate: Callable[[Seq2Seq], Score],
+    validate: Callable[[Trainable], Score],
     better: Callable[[float, float], bool],
     report: Callable[[Event], None],
     precision: torch.dtype = torch.float32,
     stop: Callable[[], bool] = lambda: False,
 ) -> Progress:
     """Train until the last step, the patience's end, or `stop()`; the run directory holds the best weights and the
-    state. Resumes from the run's state if there is one."""
+    state. Resumes from the run's state if there is one. `batches(start)` are the updates from number `start` on, each
+    as a list of batches."""
     optimizer = optimizer_of(model, config)
     progress = resume(model, optimizer, run)
     began = time.monotonic() - progress.seconds
     model.train()
-    for group in batches(pairs, config, progress.step):
+    for group in batches(progress.step):
         if progress.step >= config.steps or stop() or exhausted(progress, config):
             break
         for settings in optimizer.param_groups:
@@ -164,7 +145,7 @@ def described(loss: Loss, norm: float, config: TrainConfig, progress: Progress) 
     }
 
 
-def clip(model: Seq2Seq, most: float) -> float:
+def clip(model: Trainable, most: float) -> float:
     """Clip the gradient's norm; returns what it was."""
     learned = [parameter for parameter in model.parameters() if parameter.grad is not None]
     return float(torch.nn.utils.clip_grad_norm_(learned, most))
@@ -186,11 +167,11 @@ def not_a_number(step: int, loss: Loss, norm: float, group: Sequence[Batch]) -> 
 
 
 def validated(
-    model: Seq2Seq,
+    model: Trainable,
     config: TrainConfig,
     run: Path,
     progress: Progress,
-    validate: Callable[[Seq2Seq], Score],
+    validate: Callable[[Trainable], Score],
     better: Callable[[float, float], bool],
     report: Callable[[Event], None],
 ) -> None:
@@ -218,7 +199,7 @@ def validated(
 
 
 def save_all(
-    model: Seq2Seq,
+    model: Trainable,
     optimizer: torch.optim.Optimizer,
     run: Path,
     progress: Progress,
@@ -236,7 +217,7 @@ def save_all(
     report(Event("saved", progress.step, {}))
 
 
-def resume(model: Seq2Seq, optimizer: torch.optim.Optimizer, run: Path) -> Progress:
+def resume(model: Trainable, optimizer: torch.optim.Optimizer, run: Path) -> Progress:
     """Put everything back as it was at the last save; a fresh start if there was none."""
     saved = load_state(run)
     if saved is None:

@@ -1,33 +1,43 @@
 """The Transformer: blocks, encoder, decoder (Vaswani 2017; pre-norm as Xiong 2020)."""
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attention import Attention, Memory, multi_head
-from regard.config import TransformerConfig
-from regard.layers import Dropout, LayerNorm, Linear
+from regard.config import BlockConfig
+from regard.layers import Dropout, Linear, norm
 from regard.mask import causal
-from regard.position import Learned, Sinusoidal
+from regard.position import Learned, Sinusoidal, Start
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu tanh": functools.partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
 
 
 class FeedForward(nn.Module):
-    """Position-wise: widen, bend, narrow."""
+    """Position-wise: widen, bend, narrow. With a gate, what is bent multiplies a second widened input."""
 
-    def __init__(self, size: int, inner: int, activation: str) -> None:
+    def __init__(self, size: int, inner: int, activation: str, *, gated: bool = False, bias: bool = True) -> None:
         super().__init__()
-        self.widen, self.narrow = Linear(size, inner), Linear(inner, size)
+        self.widen, self.narrow = Linear(size, inner, bias=bias), Linear(inner, size, bias=bias)
+        self.gate = Linear(size, inner, bias=bias) if gated else None
         self.activation = ACTIVATIONS[activation]
-        for part in (self.widen, self.narrow):
+        for part in (self.widen, self.narrow, *([self.gate] if self.gate else [])):
             nn.init.xavier_uniform_(part.weight)
-            nn.init.zeros_(part.bias)
+            if bias:
+                nn.init.zeros_(part.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(.., size) -> (.., size)."""
+        if self.gate is not None:
+            return self.narrow(self.activation(self.gate(x)) * self.widen(x))
         return self.narrow(self.activation(self.widen(x)))
 
     __call__ = forward
@@ -36,9 +46,10 @@ class FeedForward(nn.Module):
 class Residual(nn.Module):
     """Add & norm around a part, before it (pre) or after (post)."""
 
-    def __init__(self, size: int, dropout: float, where: Literal["pre", "post"]) -> None:
+    def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.norm, self.dropout, self.where = LayerNorm(size), Dropout(dropout), where
+        self.norm = norm(config.size, config.norm_kind, config.epsilon)
+        self.dropout, self.where = Dropout(config.dropout), config.norm
 
     def forward(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
         """x (.., size) -> (.., size)."""
@@ -52,14 +63,17 @@ class Residual(nn.Module):
 class Block(nn.Module):
     """D1: self-attention, cross-attention if there is something to look at, feed-forward."""
 
-    def __init__(self, config: TransformerConfig, *, cross: bool) -> None:
+    def __init__(self, config: BlockConfig, *, cross: bool = False) -> None:
         super().__init__()
-        size = config.size
-        order = config.positions if config.positions in ("rotary", "linear") else "none"
-        self.self_attention = multi_head(size, config.heads, bias=config.bias, order=order)
-        self.cross_attention = multi_head(size, config.heads, bias=config.bias) if cross else None
-        self.feedforward = FeedForward(size, config.feedforward, config.activation)
-        self.residuals = nn.ModuleList(Residual(size, config.dropout, config.norm) for _ in range(3 if cross else 2))
+        heads = functools.partial(
+            multi_head, config.size, config.heads, key_heads=config.key_heads, bias=config.bias, base=config.rotary_base
+        )
+        self.self_attention = heads(order=config.positions if config.positions in ("rotary", "linear") else "none")
+        self.cross_attention = heads() if cross else None
+        self.feedforward = FeedForward(
+            config.size, config.feedforward, config.activation, gated=config.gated, bias=config.bias
+        )
+        self.residuals = nn.ModuleList(Residual(config) for _ in range(3 if cross else 2))
 
     def forward(
         self,
@@ -68,14 +82,16 @@ class Block(nn.Module):
         source: Memory | None = None,
         source_mask: Tensor | None = None,
         past: Memory | None = None,
+        start: Start = 0,
     ) -> tuple[Tensor, Memory]:
-        """x (batch, query, size) -> the same shape, and what later queries may look at: `past` and x together."""
+        """x (batch, query, size) that stands at `start` -> the same shape, and what later queries may look at: `past`
+        and x together."""
         first, *middle, last = self.residuals
         memory: Memory | None = None
 
         def look_at_self(inputs: Tensor) -> Tensor:
             nonlocal memory
-            queries, memory = self.self_attention.both(inputs, past)
+            queries, memory = self.self_attention.both(inputs, past, start)
             looked: Tensor = self.self_attention(queries, memory, mask)
             return looked
 
@@ -97,7 +113,7 @@ def folded(attention: Attention, inputs: Tensor, source: Memory, mask: Tensor | 
     return looked.view(inputs.shape)
 
 
-def positions(config: TransformerConfig, longest: int) -> nn.Module | None:
+def positions(config: BlockConfig, longest: int) -> nn.Module | None:
     """What is added to the embeddings, if anything."""
     match config.positions:
         case "sinusoidal":
@@ -110,26 +126,26 @@ def positions(config: TransformerConfig, longest: int) -> nn.Module | None:
 class Stack(nn.Module):
     """Blocks on top of each other, weights not shared; pre-norm ends with a norm."""
 
-    def __init__(self, config: TransformerConfig, layers: int, longest: int, *, cross: bool) -> None:
+    def __init__(self, config: BlockConfig, layers: int, longest: int, *, cross: bool = False) -> None:
         super().__init__()
-        self.size = config.size
+        self.scale = config.size**0.5 if config.embedding_scale else 1.0
         self.positions = positions(config, longest)
+        normed = norm(config.size, config.norm_kind, config.epsilon)
+        self.embedding_norm = normed if config.embedding_norm else None
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, cross=cross) for _ in range(layers))
-        self.norm = LayerNorm(config.size) if config.norm == "pre" else nn.Identity()
+        self.norm = norm(config.size, config.norm_kind, config.epsilon) if config.norm == "pre" else nn.Identity()
 
-    def prepare(self, x: Tensor, start: int = 0) -> Tensor:
-        """Embeddings (batch, query, size) scaled as published, with positions and dropout."""
-        x = x * self.size**0.5
-        dropped: Tensor = self.dropout(x if self.positions is None else self.positions(x, start))
+    def prepare(self, x: Tensor, start: Start = 0) -> Tensor:
+        """Embeddings (batch, query, size) scaled as published, with positions, norm and dropout by setting."""
+        x = x if self.scale == 1 else x * self.scale
+        x = x if self.positions is None else self.positions(x, start)
+        dropped: Tensor = self.dropout(x if self.embedding_norm is None else self.embedding_norm(x))
         return dropped
 
 
 class Encoder(Stack):
     """D2: every token looks at every token."""
-
-    def __init__(self, config: TransformerConfig, longest: int) -> None:
-        super().__init__(config, config.encoder_layers, longest, cross=False)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Embeddings (batch, source, size) -> states of the same shape; mask (batch, 1, 1, source)."""
@@ -148,10 +164,7 @@ class Source(NamedTuple):
 
 
 class Decoder(Stack):
-    """D4's right half: masked self-attention, cross-attention, feed-forward."""
-
-    def __init__(self, config: TransformerConfig, longest: int) -> None:
-        super().__init__(config, config.decoder_layers, longest, cross=True)
+    """D3, and D4's right half: masked self-attention, cross-attention if there is a source, feed-forward."""
 
     def remember(self, states: Tensor, mask: Tensor | None) -> Source:
         """Project the encoder's states (batch, source, size) once for every block."""
@@ -159,15 +172,24 @@ class Decoder(Stack):
         return Source(tuple(cross.remember(states) for cross in crosses), mask)
 
     def forward(
-        self, x: Tensor, source: Source, past: Sequence[Memory] | None = None
+        self,
+        x: Tensor,
+        source: Source | None = None,
+        past: Sequence[Memory] | None = None,
+        start: Start | None = None,
+        real: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Memory, ...]]:
-        """Embeddings (batch, query, size) -> states, and the past with these inputs behind it."""
-        start = past[0].keys.shape[-2] if past else 0
-        mask = causal(x.shape[1], start + x.shape[1], x.device) if x.shape[1] > 1 else None
+        """Embeddings (batch, query, size) -> states, and the past with these inputs behind it. The inputs stand behind
+        the past, or at `start`; `real` (batch, 1, 1, key) leaves out keys that are padding."""
+        before = past[0].keys.shape[-2] if past else 0
+        start = before if start is None else start
+        mask = causal(x.shape[1], before + x.shape[1], x.device) if x.shape[1] > 1 else None
+        mask = mask if real is None else real if mask is None else mask & real
         x = self.prepare(x, start)
         memories = []
-        for number, (block, memory) in enumerate(zip(self.blocks, source.memories, strict=True)):
-            x, kept = block(x, mask, memory, source.mask, past[number] if past else None)
+        for number, block in enumerate(self.blocks):
+            looked = (source.memories[number], source.mask) if source else (None, None)
+            x, kept = block(x, mask, *looked, past[number] if past else None, start)
             memories.append(kept)
         return self.norm(x), tuple(memories)
 
