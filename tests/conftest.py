@@ -41,3 +41,26 @@ def tiny_run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     train_tiny(folder)
     return folder
+
+
+def tiny_language(folder: Path, *changes: str) -> Path:
+    """A language model of Korean syllables, too small to say much; returns its run directory."""
+    text = folder / "text.txt"
+    text.write_text("가나다라 마바사아 자차카타 파하\n" * 40, encoding="utf-8")
+    config = read("shakespeare", [f'data.train=["{text}"]', *TINY_LANGUAGE, *changes])
+    fit(fresh(config, folder / "run"), folder / "run", lambda event: None, device="cpu")
+    return folder / "run"
+
+
+TINY_LANGUAGE = (
+    "text.max_length=24",
+    "model.size=16",
+    "model.feedforward=16",
+    "model.heads=2",
+    "model.layers=1",
+    "model.positions=learned",
+    "train.steps=4",
+    "train.warmup=2",
+    "train.validate_every=4",
+    "train.batch_tokens=96",
+)

@@ -78,7 +78,7 @@ def test_a_run_judges_with_its_own_limit(predictor):
     settings = DecodeConfig(beam=1, max_ratio=1.5, max_extra=2)
     ((cut,),) = predictor.predict(["abc"], settings=settings)  # too small to have learned how to end
     assert len(cut.tokens) - 1 == 8
-    assert "was cut at its limit of 8 tokens" in judged(predictor, predictor.encode("abc"), cut, settings)
+    assert "was cut at its limit of 8 tokens" in judged(predictor, predictor.encode("abc").ids[:-1], cut, settings)
 
 
 def test_a_second_try_replaces_a_flagged_answer(predictor, monkeypatch):

@@ -55,7 +55,7 @@ def test_outputs_and_references_must_be_as_many(metric):
 
 
 def test_perplexity_is_not_made_of_outputs():
-    with pytest.raises(ValueError, match="loss"):
+    with pytest.raises(ValueError, match="probabilities"):
         score("perplexity", ["a"], [["a"]])
 
 

@@ -127,7 +127,7 @@ def test_linear_bias_by_hand():
 
 def encoder(positions):
     settings = {"size": 12, "heads": 3, "feedforward": 7, "encoder_layers": 2, "decoder_layers": 1}
-    return shaken(Encoder(TransformerConfig(kind="transformer", positions=positions, **settings), longest=11))
+    return shaken(Encoder(TransformerConfig(kind="transformer", positions=positions, **settings), 2, longest=11))
 
 
 def test_without_positions_i_ate_lunch_is_lunch_ate_i():

@@ -109,7 +109,7 @@ def test_changed_settings_leave_the_given_ones(read):
         (REVERSE, "text.longer=no", "setting text.longer is 'no': input should be 'drop', 'cut' or 'error'."),
         (REVERSE, "train.betas=[0.9,'x']", "setting train.betas.1 is 'x': input should be a valid number."),
         (PARALLEL, "data.train.source=a", "setting data.train.source is 'a': input should be a valid tuple."),
-        (REVERSE, "model.kind=cnn", "model.kind is 'cnn', expected one of 'rnn', 'transformer'."),
+        (REVERSE, "model.kind=cnn", "model.kind is 'cnn', expected one of 'rnn', 'transformer', 'language', 'encoder', 'classifier', 'reader'."),
         (REVERSE, "model.heads=7", "model: size 512 is not a multiple of heads 7."),
     ],
 )
@@ -118,7 +118,8 @@ def test_wrong_setting_is_named(read, text, change, message):
 
 
 def test_wrong_kind_lists_the_choices(read):
-    choices = "'parallel', 'tsv', 'csv', 'jsonl', 'reverse', 'numbers', 'dates'"
+    files = "'parallel', 'tsv', 'csv', 'jsonl', 'labelled', 'babi', 'squad', 'text'"
+    choices = f"{files}, 'reverse', 'numbers', 'dates'"
     assert refusal(read, REVERSE, "data.kind=xml") == f"given.toml: data.kind is 'xml', expected one of {choices}."
 
 
@@ -145,7 +146,7 @@ def test_missing_kind_is_named(read):
 
 def test_missing_kind_lists_the_choices(read):
     message = refusal(read, '[data]\nkind = "reverse"\n[model]\nsize = 8')
-    assert message == "given.toml: setting model.kind is missing. Choose one of 'rnn', 'transformer'."
+    assert message == "given.toml: setting model.kind is missing. Choose one of 'rnn', 'transformer', 'language', 'encoder', 'classifier', 'reader'."
 
 
 def test_wrong_column_is_named(read):

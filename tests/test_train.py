@@ -13,14 +13,14 @@ import pytest
 import torch
 from conftest import TINY, tiny, train_tiny
 
-from regard.batch import Pair, collate, epoch
+from regard.batch import Pair, collate, epoch, updates
 from regard.checkpoint import load_state, load_tensors
 from regard.config import TrainConfig
 from regard.errors import TrainError
 from regard.predict import load
 from regard.run import build_model, fit, fresh, prepare, resumed
 from regard.toml import changed
-from regard.train import Event, batches, learn, optimizer_of, rate, train
+from regard.train import Event, learn, optimizer_of, rate, train
 
 VARIANTS = {
     "rnn": ("model.layers=2",),
@@ -106,11 +106,11 @@ def test_learning_rates():
 def test_batches_start_anywhere():
     pairs = [Pair([4] * (i % 5 + 1), [5] * (i % 3 + 1)) for i in range(40)]
     config = TrainConfig(batch_tokens=12, accumulate=3)
-    stream = batches(pairs, config, 0)
+    stream = updates(pairs, config, 0)
     first = [next(stream) for _ in range(30)]
     assert len(epoch(pairs, 12, 1, 0)) < 3 * 30  # several epochs
     for start in (0, 1, 7, 19):
-        later = next(batches(pairs, config, start))
+        later = next(updates(pairs, config, start))
         for left, right in zip(first[start], later, strict=True):
             assert torch.equal(left.source, right.source)
 
@@ -135,7 +135,7 @@ def test_a_loss_that_is_not_a_number_stops_with_advice(tmp_path):
     with pytest.raises(TrainError, match=r"loss at step 1 is nan .*batch of \(\d+, \d+\).*smaller train.rate"):
         train(
             model,
-            prepared.pairs,
+            prepared.batches,
             prepared.config.train,
             tmp_path / "run",
             validate=lambda model: {"exact": 0.0},
@@ -149,7 +149,7 @@ def test_patience_ends_training_and_the_best_is_kept(tmp_path):
     scores = iter([5.0, 9.0, 7.0, 8.0])
     progress = train(
         build_model(prepared),
-        prepared.pairs,
+        prepared.batches,
         prepared.config.train,
         tmp_path / "run",
         validate=lambda model: {"exact": next(scores)},
@@ -174,7 +174,7 @@ def test_the_kept_model_is_the_mean_of_the_last_checkpoints(tmp_path):
             raw.append(load_state(tmp_path / "run")[0])
 
     train(
-        build_model(prepared), prepared.pairs, prepared.config.train, tmp_path / "run",
+        build_model(prepared), prepared.batches, prepared.config.train, tmp_path / "run",
         validate=validate, better=lambda new, old: new > old, report=report,
     )  # fmt: skip
     for name, tensor in load_tensors(tmp_path / "run" / "model.safetensors").items():

@@ -137,7 +137,7 @@ class Joint(Linear):
         mapped = F.linear(inputs, weight, bias)
         batch, n, _ = inputs.shape
         if self.groups[0] == self.groups[1]:
-            return mapped.view(batch, n, -1, heads, self.head).permute(2, 0, 3, 1, 4).unbind(0)
+            return mapped.view(batch, n, parts.stop - parts.start, heads, self.head).permute(2, 0, 3, 1, 4).unbind(0)
         return torch.split(mapped.view(batch, n, -1, self.head).transpose(1, 2), self.groups[parts], dim=1)
 
 
@@ -190,11 +190,13 @@ class Attention(nn.Module):
         """inputs (batch, key, size) -> keys and values by head."""
         return Memory(*self.maps.of(inputs, MEMORY, self.heads))
 
-    def both(self, inputs: Tensor, past: Memory | None = None, start: Start = 0) -> tuple[Tensor, Memory]:
-        """inputs (batch, n, size) that follow the past and stand at `start` -> their queries, and the past with them
+    def both(self, inputs: Tensor, past: Memory | None = None, start: Start | None = None) -> tuple[Tensor, Memory]:
+        """inputs (batch, n, size) that stand behind the past, or at `start` -> their queries, and the past with them
         behind it."""
         queries, keys, values = self.maps.of(inputs, ALL, self.heads)
         if self.order == "rotary":
+            if start is None:
+                start = 0 if past is None else past.keys.shape[-2]
             queries, keys = rotary(queries, start, self.base), rotary(keys, start, self.base)
         if past is None:
             return queries, Memory(keys, values)

@@ -168,27 +168,33 @@ def predict(
     best: Annotated[int, typer.Option(min=1, help="Answers a line, best first; they are separated by tabs.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Answers with scores and token log-probabilities.")] = False,
     prefix: Annotated[str, typer.Option(help="What every answer must begin with.")] = "",
+    prompt: Annotated[str | None, typer.Option(help="Continue this text, token by token, instead of input.")] = None,
     changes: Changes = None,
     device: Device = "auto",
 ) -> None:
-    """Answer every line of standard input with a line: the run knows whether it translates, tags or classifies.
+    """Answer every line of standard input with a line: the run knows whether it translates, continues, classifies or
+    answers (then a line is a question, a tab and the context).
 
     Examples: `echo einundzwanzig | regard predict runs/n`, `regard predict runs/n --best 3 --json < input.txt`,
-    `regard predict runs/n --set decode.sample=true --set decode.top_p=0.9 < input.txt`
+    `regard predict runs/shakespeare --prompt "ROMEO:" --set decode.temperature=0.7 --set decode.max_extra=300`
     """
     import json
 
     from regard.predict import chunks, load
 
     predictor = load(run, changes or (), device)
+    if prompt is not None:
+        for part in predictor.stream(prompt):
+            print(part, end="", flush=True)
+        print()
+        return
     line = 1
     for group in chunks(stdin_lines(), 1 if sys.stdin.isatty() else 256):
         answers = predictor.predict(group, best=best, prefixes=[prefix] * len(group) if prefix else None, first=line)
         line += len(group)
         for outputs in answers:
             if as_json:
-                tree = [{"text": o.text, "score": o.score, "tokens": [t._asdict() for t in o.tokens]} for o in outputs]
-                print(json.dumps(tree, ensure_ascii=False))
+                print(json.dumps([output.tree() for output in outputs], ensure_ascii=False))
             else:
                 print("\t".join(" ".join(output.text.splitlines()) for output in outputs))
         sys.stdout.flush()

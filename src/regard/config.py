@@ -323,6 +323,8 @@ class EncoderConfig(BlockConfig):
     source_vectors: str | None = None
     """A text file of word vectors for the embedding."""
     freeze_vectors: bool = False
+    token_dropout: Share = 0.0
+    """The share of tokens that training hides behind <unk>, drawn anew every time."""
     pretrained: str | None = None
     """A run (of kind encoder, as `regard import` makes) whose vocabulary, form and weights this encoder begins with."""
 
@@ -455,3 +457,16 @@ class Config(Settings):
     train: TrainConfig = TrainConfig()
     decode: DecodeConfig = DecodeConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+
+    @model_validator(mode="after")
+    def target_fits_model(self) -> "Config":
+        chooses = self.model.kind == "classifier" or (
+            isinstance(self.model, ReaderConfig) and self.model.answer == "word"
+        )
+        labels = self.text.target is not None and self.text.target.kind == "label"
+        if chooses != labels:
+            wanted = 'needs text.target = { kind = "label" }' if chooses else "has no labels: change text.target"
+            raise ValueError(f"a model of kind {self.model.kind} {wanted}")
+        if self.text.target is not None and getattr(self.model, "copy_source", False):
+            raise ValueError("model.copy_source needs one vocabulary for both sides: leave text.target out")
+        return self

@@ -33,6 +33,10 @@ def show_ledgers(ledgers: dict[str, Ledger], say: Callable[[str], None]) -> None
 def show_facts(facts: dict[str, Any], say: Callable[[str], None]) -> None:
     """Sizes before training."""
     both = " / ".join
+    if "documents" in facts:
+        counts = f"{facts['documents']:,} documents of {facts['tokens'][0]:,} tokens"
+        say(f"vocabulary {facts['vocabulary'][0]:,}; {counts}; {facts['batches']:,} batches an epoch")
+        return
     say(
         f"vocabulary {both(f'{n:,}' for n in facts['vocabulary'])}; tokens {both(f'{n:,}' for n in facts['tokens'])} "
         f"(source / target); median length {both(map(str, facts['median length']))}, longest "
@@ -132,13 +136,20 @@ def board(run: Path | None) -> Any:
 
 
 def show_evaluation(found: Evaluation) -> None:
-    """Scores of all examples, then by source length."""
+    """Scores of all examples, then by file, and by source length; and how labels were confused."""
     names = list(found.metrics)
     table = Table("source tokens", "examples", *names)
-    for bucket in found.buckets:
-        table.add_row(bucket["length"], f"{bucket['examples']:,}", *(f"{bucket[name]:.2f}" for name in names))
+    for row in (*found.files, *found.buckets):
+        name = row["length"] if "length" in row else Path(row["file"]).name
+        table.add_row(name, f"{row['examples']:,}", *(f"{row[name]:.2f}" for name in names))
     table.add_section()
     table.add_row("all", f"{found.examples:,}", *(f"{found.metrics[name]:.2f}" for name in names), style="bold")
     out.print(table)
+    if found.confusion and len(found.confusion) <= 20:
+        given = list(next(iter(found.confusion.values())))
+        counts = Table("right \\ given", *given, title="confusion")
+        for label, row in found.confusion.items():
+            counts.add_row(label, *(f"{row[name]:,}" for name in given))
+        out.print(counts)
     for name, signature in found.signatures.items():
         out.print(f"{name}: {signature}", style="dim", soft_wrap=True, markup=False)

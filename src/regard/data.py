@@ -31,9 +31,6 @@ from regard.config import (
 )
 from regard.errors import DataError
 
-WHOLE = ""
-"""The source of a document: there is nothing before it."""
-
 
 class Example(NamedTuple):
     """One pair, and where it came from (`file:line`)."""
@@ -86,10 +83,11 @@ def read_files(settings: FileData) -> Splits:
     """Read the files of all splits; cut validation and test from training where they are missing."""
     splits: dict[str, list[Example]] = {}
     ledgers: dict[str, Ledger] = {}
+    alone = isinstance(settings, DocumentData)
     for name in ("train", "valid", "test"):
         ledgers[name] = Ledger()
         files = getattr(settings, name)
-        splits[name] = list(kept(pairs(settings, files), ledgers[name])) if files else []
+        splits[name] = list(kept(pairs(settings, files), ledgers[name], alone)) if files else []
     if not splits["train"]:
         raise DataError(f"the training data holds no example. {'; '.join(ledgers['train'].lines())}")
     if isinstance(settings, DocumentData):
@@ -136,13 +134,14 @@ def fingerprint(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def kept(examples: Iterable[Example | tuple[str, str]], ledger: Ledger) -> Iterator[Example]:
-    """Pass on what is whole; what is not comes as (reason, where) or has an empty side, and goes into the ledger."""
+def kept(examples: Iterable[Example | tuple[str, str]], ledger: Ledger, alone: bool = False) -> Iterator[Example]:
+    """Pass on what is whole; what is not comes as (reason, where) or has an empty side, and goes into the ledger. A
+    target that stands `alone`, a document, has no source."""
     for example in examples:
         ledger.read += 1
         if not isinstance(example, Example):
             ledger.drop(*example)
-        elif not example.target.strip() or (example.source != WHOLE and not example.source.strip()):
+        elif not example.target.strip() or not (alone or example.source.strip()):
             ledger.drop("empty", example.where)
         else:
             ledger.kept += 1
@@ -351,13 +350,13 @@ def documents(path: str, settings: DocumentData) -> Iterator[Example | tuple[str
             if line is None:
                 yield "undecodable", where
             else:
-                yield Example(WHOLE, worded(parsed(line, where), settings.field, where), where)
+                yield Example("", worded(parsed(line, where), settings.field, where), where)
         return
     found = lines(path, settings.obtain)
     for number, line in enumerate(found, 1):
         if line is None:
             yield "undecodable", f"{path}:{number}"
-    yield Example(WHOLE, "".join(f"{line}\n" for line in found if line is not None), path)
+    yield Example("", "".join(f"{line}\n" for line in found if line is not None), path)
 
 
 def stories(path: str, settings: StoryData) -> Iterator[Example | tuple[str, str]]:

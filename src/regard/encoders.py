@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from regard.attention import Attention, Separate, multi_head
 from regard.batch import Batch
 from regard.config import ClassifierConfig, EncoderConfig, ReaderConfig
-from regard.layers import Dropout, Linear, Output, embedding
+from regard.layers import Dropout, Linear, Output, embedding, wide
 from regard.loss import Loss, Trainable
 from regard.mask import padding
-from regard.text import EOS, SPECIAL
+from regard.text import EOS, SPECIAL, UNK
 from regard.transformer import Encoder
 
 LABELS = len(SPECIAL)
@@ -26,12 +26,21 @@ class TextEncoder(Trainable):
         super().__init__()
         self.source_embedding = embedding(vocab, config.size)
         self.encoder = Encoder(config, config.layers, longest)
+        self.hidden_share = config.token_dropout
 
     def states(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """source (batch, source) -> states (batch, source, size), and which of them are real (batch, 1, 1, source)."""
+        source = self.hide(source)
         mask = padding(lengths, source.shape[1])
         full = bool((lengths == source.shape[1]).all())
         return self.encoder(self.source_embedding(source), None if full else mask), mask
+
+    def hide(self, source: Tensor) -> Tensor:
+        """While training, ids (batch, source) with a share of the words behind <unk>: no rare word can be relied on."""
+        if not self.training or not self.hidden_share:
+            return source
+        hidden = torch.rand(source.shape, device=source.device) < self.hidden_share
+        return source.masked_fill(hidden & (source > EOS), UNK)
 
     def forward(self, batch: Batch) -> Tensor:
         """The states (batch, source, size)."""
@@ -74,10 +83,10 @@ class Classifier(TextEncoder):
         return calibrated
 
     def loss(self, batch: Batch, smoothing: float = 0.0) -> Loss:
-        logits = self(batch).float()
+        logits = wide(self(batch))
         wanted = batch.answer - LABELS
         if self.multiple:
-            hot = torch.zeros(len(logits), logits.shape[1] + LABELS, device=logits.device)
+            hot = logits.new_zeros(len(logits), logits.shape[1] + LABELS)
             hot = hot.scatter_(1, batch.answer, 1.0)[:, LABELS:]
             total = F.binary_cross_entropy_with_logits(logits, hot, reduction="sum")
             return Loss(total, total.detach(), batch.tokens)
@@ -85,7 +94,7 @@ class Classifier(TextEncoder):
 
     def probabilities(self, batch: Batch) -> Tensor:
         """Of every class (batch, classes): they sum to 1, unless a text may have several."""
-        logits: Tensor = self(batch).float()
+        logits = wide(self(batch))
         return logits.sigmoid() if self.multiple else logits.softmax(-1)
 
 
@@ -135,7 +144,7 @@ class Reader(TextEncoder):
         unit = torch.where(segment == 0, 0, count[:, None] - segment)  # the latest sentence comes first
         begin = torch.where(ends, torch.arange(source.shape[1], device=source.device) + 1, 0).cummax(1).values
         place = torch.arange(source.shape[1], device=source.device) - F.pad(begin[:, :-1], (1, 0))
-        words = self.source_embedding(source) * self.order[place]
+        words = self.source_embedding(self.hide(source)) * self.order[place]
         belongs = (unit[:, None] == torch.arange(int(count.max()), device=source.device)[:, None]) & real[:, None]
         facts = belongs.to(words.dtype) @ words  # (batch, unit, size)
         mask = padding(count, facts.shape[1])
@@ -161,12 +170,12 @@ class Reader(TextEncoder):
         return scores.masked_fill(~context[:, 0], torch.finfo(scores.dtype).min)
 
     def loss(self, batch: Batch, smoothing: float = 0.0) -> Loss:
-        logits = self(batch).float()
+        logits = wide(self(batch))
         if self.answer == "word":
             return judged(logits, batch.answer[:, 0] - LABELS, smoothing)
         return judged(logits.flatten(0, 1), batch.answer.flatten(), 0.0)  # there is no sense in smoothing over padding
 
     def probabilities(self, batch: Batch) -> Tensor:
         """Of every word (batch, answers)."""
-        logits: Tensor = self(batch).float()
+        logits = wide(self(batch))
         return logits.softmax(-1)

@@ -9,7 +9,7 @@ import torch
 from regard.batch import Batch, collate, encode, epoch, joined, padded
 from regard.config import EvaluateConfig, LanguageConfig, Metric
 from regard.data import Example, Ledger
-from regard.encoders import TextEncoder
+from regard.encoders import LABELS, TextEncoder
 from regard.errors import DataError
 from regard.metrics import calibration_error, confusion, corpus, score
 from regard.predict import Output, Predictor
@@ -164,6 +164,24 @@ def surprise(predictor: Predictor, batches: Sequence[Batch]) -> tuple[float, int
             total += float(loss.plain)
             count += loss.tokens
     return total / max(1, count), count
+
+
+def temperature(predictor: Predictor, examples: Sequence[Example]) -> float:
+    """What logits are best divided by: of two hundred numbers between 1/8 and 8, the one with the least surprise."""
+    config = predictor.config
+    text = config.text.model_copy(update={"longer": "cut"})
+    pairs = encode(examples, predictor.source, predictor.target, text, Ledger(), config.model)
+    order = epoch(pairs, config.train.batch_tokens, 0, 0)
+    device = next(predictor.model.parameters()).device
+    logits, wanted = [], []
+    with torch.inference_mode():
+        for batch in (collate([pairs[i] for i in indices]) for indices in order):
+            logits.append(predictor.model(Batch(*(tensor.to(device) for tensor in batch))).float().cpu())
+            wanted.append(batch.answer[:, 0] - LABELS)
+    every, right = torch.cat(logits), torch.cat(wanted)
+    choices = torch.logspace(-3, 3, 201, base=2.0)
+    surprises = [float(torch.nn.functional.cross_entropy(every / choice, right)) for choice in choices]
+    return float(choices[surprises.index(min(surprises))])
 
 
 def modelled(predictor: Predictor, examples: Sequence[Example], metrics: Sequence[Metric]) -> dict[str, float]:

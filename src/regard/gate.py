@@ -14,11 +14,13 @@ from typing import Any
 
 import uvicorn
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from regard.service import RefusedError, ServeSettings, Service
+from regard.schema import OPENAI, failure
+from regard.service import RefusedError, Service
 
 log = logging.getLogger("regard.serve")
 POLICY = (
@@ -36,18 +38,38 @@ class GoneError(Exception):
     """The client has closed the connection."""
 
 
-def problem(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
-    """An error as JSON. A message may quote what came, so what is no character is replaced."""
-    content = json.dumps({"error": message.encode("utf-8", "replace").decode()}, ensure_ascii=False)
-    return Response(content, status, headers, "application/json")
+def problem(
+    status: int,
+    message: str,
+    headers: dict[str, str] | None = None,
+    path: str = "",
+    param: str | None = None,
+    code: str | None = None,
+) -> Response:
+    """An error as JSON, at OpenAI's paths in OpenAI's form. A message may quote what came, so what is no character is
+    replaced."""
+    message = message.encode("utf-8", "replace").decode()
+    tree = failure(status, message, param, code) if path.startswith(OPENAI) else {"error": message}
+    return Response(json.dumps(tree, ensure_ascii=False), status, headers, "application/json")
 
 
 class Gate:
     """ASGI middleware around the whole application."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
-        self.app, self.service = app, service
-        self.settings: ServeSettings = service.settings
+        self.service, self.settings = service, service.settings
+        self.app = self.opened(app)
+
+    def opened(self, app: ASGIApp) -> ASGIApp:
+        """An application whose answers pages of the allowed origins may read; those of the gate itself, too."""
+        if not self.settings.cors:
+            return app
+        return CORSMiddleware(
+            app,
+            allow_origins=list(self.settings.cors),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -58,13 +80,15 @@ class Gate:
             body = await self.body(Headers(scope=scope), receive)
             await self.attended(scope, body, receive, reply)
         except RefusedError as refusal:
-            await problem(refusal.status, refusal.message, refusal.headers)(scope, receive, reply)
+            answer = problem(refusal.status, refusal.message, refusal.headers, scope["path"])
+            await self.opened(answer)(scope, receive, reply)
         except GoneError:
             reply.status = 499  # as nginx counts clients that did not wait
         except Exception:
             log.exception("%s %s", scope["method"], scope["path"])
             if not reply.status:
-                await problem(500, "the server made a mistake; its log says which.")(scope, receive, reply)
+                answer = problem(500, "the server made a mistake; its log says which.", path=scope["path"])
+                await self.opened(answer)(scope, receive, reply)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self.service.metrics.requests.labels(route, reply.status).inc()

@@ -67,6 +67,11 @@ class Dropout(nn.Module):
     __call__ = forward
 
 
+def wide(logits: Tensor) -> Tensor:
+    """At least 32 bits, in which losses and probabilities are made."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
 def embedding(vocab: int, size: int) -> nn.Embedding:
     """A random embedding whose rows have a length of about 1."""
     table = nn.Embedding(vocab, size)

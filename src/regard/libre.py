@@ -181,7 +181,7 @@ def trimmed(raw: str) -> list[Piece]:
 def detected(service: Service, text: str, target: str | None = None) -> list[dict[str, Any]]:
     """The served source languages (those with a model to `target`), likeliest first, with a confidence in percent."""
     costs: dict[str, float] = {}
-    for predictor in service.predictors.values():
+    for predictor in service.doing("translate").values():
         source, other = predictor.config.text.languages
         if target in (None, other):
             ids = predictor.source.encode(text).ids
@@ -195,9 +195,11 @@ def detected(service: Service, text: str, target: str | None = None) -> list[dic
 
 def chosen(service: Service, body: Translate, source: str) -> str:
     """The model that translates between two languages."""
-    pairs = {name: predictor.config.text.languages for name, predictor in service.predictors.items()}
+    pairs = {name: predictor.config.text.languages for name, predictor in service.doing("translate").items()}
     if body.model is not None:
         name = service.find(body.model)
+        if name not in pairs:
+            raise RefusedError(400, f"{name} does not translate. Ask it with POST /v1/predict.")
         if pairs[name] != (source, body.target):
             raise RefusedError(
                 400, f"{name} translates {' to '.join(pairs[name])}, not {source[:20]} to {body.target[:20]}"
@@ -265,7 +267,7 @@ def written(document: Sequence[str | list[Answer]], rank: int, form: str) -> str
 def routes(service: Service) -> APIRouter:
     """LibreTranslate's routes."""
     router = APIRouter(tags=["LibreTranslate"])
-    pairs = [predictor.config.text.languages for predictor in service.predictors.values()]
+    pairs = [predictor.config.text.languages for predictor in service.doing("translate").values()]
     codes = list(dict.fromkeys(code for pair in pairs for code in pair))
     problems = {status: PROBLEMS[status] for status in (400, 401, 404, 408, 413, 429, 503)} | WRONG_KEY
 
@@ -297,7 +299,8 @@ def routes(service: Service) -> APIRouter:
 
 def frontend(service: Service) -> dict[str, Any]:
     """The answer to /frontend/settings, in LibreTranslate's words."""
-    pair = next(iter(service.predictors.values())).config.text.languages
+    pairs = [predictor.config.text.languages for predictor in service.doing("translate").values()]
+    pair = pairs[0] if pairs else ("auto", "")
     source, target = ({"code": code, "name": language_name(code)} for code in pair)
     return {
         "apiKeys": bool(service.settings.keys),

@@ -99,7 +99,8 @@ class Look:
                 return {"key": keys, "query": [Piece(name, 0, 0) for name in names], "input": []}
             case TextEncoder():
                 return {"key": keys, "query": [], "input": []}
-        queries = pieces(self.predictor.target, self.written, self.answer.text)
+        prompt = self.source.ids if isinstance(self.predictor.model, Language) else []
+        queries = pieces(self.predictor.target, self.written, self.answer.text, prompt)
         end = Piece(SPECIAL[EOS], len(self.answer.text), len(self.answer.text))
         if isinstance(self.predictor.model, Language):
             both = [*keys, *(Piece(p.text, p.start + len(self.text), p.end + len(self.text)) for p in [*queries, end])]
@@ -249,11 +250,19 @@ class Look:
             "kind": self.predictor.config.model.kind,
             "text": {"source": self.text, "target": self.answer.text},
             "tokens": {axis: [piece._asdict() for piece in found] for axis, found in self.tokens.items()},
-            "scores": {"score": self.answer.score, "logprobs": rounded([t.logprob for t in self.answer.tokens], 6)},
-            "answers": [{"text": answer.text, "score": answer.score} for answer in self.answers],
+            "scores": {"score": self.answer.score, "logprobs": rounded(self.logprobs(), 6)},
+            "answers": [{"text": one.text, "score": one.score, "span": one.span} for one in self.answers],
             "maps": maps,
             "flags": list(self.flags),
         }
+
+    def logprobs(self) -> list[float]:
+        """Of the tokens of an answer that was written, of an answer that was chosen, or of every class."""
+        if isinstance(self.predictor.model, Classifier):
+            with torch.inference_mode():
+                chances = self.predictor.model.probabilities(self.batch)[0].cpu()
+            return [float(chance) for chance in chances.clamp(min=1e-30).log()]
+        return [token.logprob for token in self.answer.tokens]
 
     def save(self, path: str | Path, name: str | None = None, head: int | None = None) -> None:
         """Write .json, .html (one file that opens offline), or a picture (.png, .svg, .pdf) of one map, or of every
@@ -305,7 +314,7 @@ def look(
     if target is not None:
         if isinstance(predictor.model, TextEncoder):
             raise InputError("a target can be given to a model that writes; this one chooses.")
-        settings = settings.model_copy(update={"beam": 1, "sample": False, "max_ratio": 0.0, "max_extra": 1})
+        settings = settings.model_copy(update={"beam": 1, "sample": False, "max_ratio": 0.0, "max_extra": 0})
         return Look(predictor, text, predictor.predict([text], settings=settings, prefixes=[target])[0])
     if type(predictor.model) is TextEncoder:
         return Look(predictor, text, [Output("", 0.0, [])])
@@ -356,11 +365,11 @@ def word_at(text: str, piece: Piece) -> int | None:
     return len(text[: letters[0] + 1].split()) - 1 if letters else None
 
 
-def pieces(vocabulary: Vocabulary, ids: list[int], text: str) -> list[Piece]:
+def pieces(vocabulary: Vocabulary, ids: list[int], text: str, prompt: Sequence[int] = ()) -> list[Piece]:
     """The characters that each token of an output brought; one that does not complete a character brought none."""
     ends = [0]
     for count in range(1, len(ids) + 1):
-        begun = vocabulary.decode(ids[:count])
+        begun = vocabulary.continued(prompt, ids[:count])
         while not text.startswith(begun):
             begun = begun[:-1]
         ends.append(max(ends[-1], len(begun)))

@@ -18,7 +18,7 @@ from regard.config import (
     TransformerConfig,
 )
 from regard.encoders import Classifier, Reader, TextEncoder
-from regard.layers import Dropout, Linear, Output, embedding
+from regard.layers import Dropout, Linear, Output, embedding, wide
 from regard.loss import Loss, Trainable, cross_entropy
 from regard.mask import padding
 from regard.text import PAD
@@ -85,7 +85,7 @@ class Seq2Seq(Trainable):
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         hidden, state = self.decode(tokens[:, None], state)
         logits = self.output(hidden[:, 0])
-        return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)), state
+        return wide(logits).log_softmax(-1), state
 
 
 class Transformer(Seq2Seq):
@@ -142,7 +142,7 @@ class Copying(Transformer):
         """hidden (rows, n, size) -> log-probabilities (rows, n, vocab)."""
         own, other, places = self.mixed(hidden, state)
         logits: Tensor = self.output(hidden)
-        made = logits.float().log_softmax(-1) + own
+        made = wide(logits).log_softmax(-1) + own
         ids = state.source[3].repeat_interleave(len(hidden) // len(state.source[3]), dim=0)
         copied = torch.zeros_like(made).scatter_add_(-1, ids[:, None].expand(places.shape), places.to(made.dtype))
         return torch.logaddexp(made, copied.log() + other)
@@ -161,7 +161,7 @@ class Copying(Transformer):
         hidden = self.decode(batch.target, state)[0]
         own, other, places = self.mixed(hidden, state)
         logits: Tensor = self.output(hidden)
-        made = logits.float().log_softmax(-1)
+        made = wide(logits).log_softmax(-1)
         wanted = made.gather(-1, batch.answer[..., None])
         same = (batch.source[:, None] == batch.answer[..., None]) & (batch.answer[..., None] != PAD)
         copied = (places * same).sum(-1, keepdim=True).clamp(min=torch.finfo(places.dtype).tiny)
@@ -224,7 +224,7 @@ class Language(Trainable):
         start = keys - begin if ragged else keys - int(begin[0])
         hidden, memories = self.decoder(self.source_embedding(tokens[:, None]), None, memories, start, real)
         logits = self.output(hidden[:, 0])
-        logprobs = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        logprobs = wide(logits).log_softmax(-1)
         return logprobs, State(None, Cache(memories, begin, ragged))
 
 
@@ -242,7 +242,7 @@ class Recurrent(Seq2Seq):
         return State(*self.decoder.remember(states, last, lengths))
 
     def decode(self, target: Tensor, state: State) -> tuple[Tensor, State]:
-        hidden, past = self.decoder(self.target_embedding(target), *state)
+        hidden, past = self.decoder(self.target_embedding(target), state.source, state.past)
         return hidden, State(state.source, past)
 
 

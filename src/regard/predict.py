@@ -2,9 +2,11 @@
 
 import itertools
 import math
+import queue
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from regard.encoders import LABELS, Classifier, Reader, TextEncoder
 from regard.errors import InputError, RunError
 from regard.layers import settle
 from regard.models import AnyModel, Language, build
-from regard.text import EOS, Vocabulary
+from regard.text import EOS, Vocabulary, settled
 from regard.toml import changed
 
 
@@ -40,6 +42,11 @@ class Output(NamedTuple):
     """Of a text that was written; or the labels."""
     span: tuple[int, int] | None = None
     """Of an answer that is a part of the context: its place in there, in characters."""
+
+    def tree(self) -> dict[str, Any]:
+        """For machines."""
+        found = {"text": self.text, "score": self.score, "tokens": [token._asdict() for token in self.tokens]}
+        return found | ({"span": list(self.span)} if self.span else {})
 
 
 class Predictor:
@@ -76,9 +83,10 @@ class Predictor:
         texts from `first`; `tell` hears of every token that is written (see decode.py), while there is one text."""
         settings = settings or self.config.decode
         sources = [self.encode(text, f"text {number}") for number, text in enumerate(texts, first)]
-        begins = [self.target.encode(prefix).ids for prefix in prefixes or [""] * len(sources)]
-        if len(begins) != len(sources):
-            raise InputError(f"{len(begins)} prefixes came for {len(sources)} texts; each text needs its own.")
+        prefixes = prefixes or [""] * len(sources)
+        if len(prefixes) != len(sources):
+            raise InputError(f"{len(prefixes)} prefixes came for {len(sources)} texts; each text needs its own.")
+        begins = [self.begun(*pair) for pair in zip(sources, prefixes, strict=True)]
         if max(map(len, begins), default=0) > self.config.text.max_length:
             raise InputError(f"a prefix has more than {self.config.text.max_length:,} tokens (text.max_length).")
         answers: list[list[Output]] = [[Output("", 0.0, [])] for _ in sources]
@@ -93,17 +101,53 @@ class Predictor:
                 case TextEncoder():
                     raise InputError("an encoder gives vectors, no answers: use `regard embed`.")
                 case _:
-                    found = self.written(chosen, settings, best, [begins[i] for i in group] if prefixes else None, tell)
+                    found = self.written(
+                        chosen, settings, best, [begins[i] for i in group] if any(begins) else None, tell
+                    )
             for index, outputs in zip(group, found, strict=True):
                 answers[index] = outputs
         return answers
+
+    def stream(self, text: str, settings: DecodeConfig | None = None) -> Iterator[str]:
+        """The answer to one text that is written without beams, piece by piece as it comes, never half a character."""
+        settings = settings or self.config.decode
+        if isinstance(self.model, TextEncoder):
+            raise InputError("this model chooses its answers, it does not write them: there is nothing to stream.")
+        news: queue.Queue[int | None] = queue.Queue()
+        prompt = self.encode(text).ids if isinstance(self.model, Language) else []
+
+        def work() -> list[list[Output]]:
+            try:
+                return self.predict([text], settings=settings.model_copy(update={"beam": 1}), tell=hear)
+            finally:
+                news.put(None)
+
+        def hear(sentence: int, token: int, logprob: float) -> bool:
+            news.put(token)
+            return gone
+
+        ids: list[int] = []
+        said, gone = 0, False
+        with ThreadPoolExecutor(1, "stream", torch.set_num_threads, (torch.get_num_threads(),)) as pool:
+            task = pool.submit(work)
+            try:
+                while (token := news.get()) is not None:
+                    ids += [token] if token != EOS else []
+                    written = self.target.continued(prompt, ids)
+                    end = settled(written, self.target.composed)
+                    if end > said:
+                        yield written[said:end]
+                        said = end
+            finally:
+                gone = True
+            yield task.result()[0][0].text[said:]
 
     def encode(self, text: str, where: str = "the text") -> Framed:
         """A text to predict as the model reads it; nothing for white space; too long is cut by setting, else an
         error."""
         if not text.strip():
             return Framed(text, [], [], 0)
-        if isinstance(self.model, Reader) and "\t" not in text:
+        if isinstance(self.model, Reader) and not text.partition("\t")[2].strip():
             raise InputError(f"{where} has no context: a question, a tab and the context are wanted.")
         framed_ = framed([text], self.source, self.config.text, self.config.model)[0]
         most = self.config.text.max_length
@@ -114,6 +158,14 @@ class Predictor:
             )
         self.cut += framed_.length > most
         return framed_
+
+    def begun(self, source: Framed, prefix: str) -> list[int]:
+        """The ids of the text that an answer must begin with; a language model's goes on where its prompt ends."""
+        if isinstance(self.model, Language):
+            before, both = (self.source.encode(text).ids for text in (source.text, source.text + prefix))
+            if both[: len(before)] == before:
+                return both[len(before) :]
+        return self.target.encode(prefix).ids
 
     def tensors(self, sources: Sequence[Framed]) -> tuple[Tensor, Tensor]:
         """Sources as a batch (batch, source) and their lengths, where the model is."""
@@ -136,7 +188,8 @@ class Predictor:
         if isinstance(self.model, Language):
             most = None if self.slides(settings) else (self.model.context - lengths).clamp(min=0)
         found = decode(self.model, ids, lengths, settings, best=best, prefixes=prefixes, most=most, tell=tell)
-        return [[self.output(hypothesis) for hypothesis in hypotheses] for hypotheses in found]
+        prompts = [one.ids if isinstance(self.model, Language) else [] for one in sources]
+        return [[self.output(one, prompt) for one in some] for prompt, some in zip(prompts, found, strict=True)]
 
     def slides(self, settings: DecodeConfig) -> bool:
         """Whether a language model goes on past its context."""
@@ -184,11 +237,11 @@ class Predictor:
             out.append([part(source, place // len(ends), place % len(ends), score) for score, place in found])
         return out
 
-    def output(self, hypothesis: Hypothesis) -> Output:
-        """A hypothesis as text."""
+    def output(self, hypothesis: Hypothesis, prompt: Sequence[int] = ()) -> Output:
+        """A hypothesis as text; what a language model wrote goes on where its prompt ends."""
         ids = [*hypothesis.tokens, EOS]
         tokens = [Token(self.target.token(i), logprob, i) for i, logprob in zip(ids, hypothesis.logprobs, strict=True)]
-        return Output(self.target.decode(hypothesis.tokens), hypothesis.score, tokens)
+        return Output(self.target.continued(prompt, hypothesis.tokens), hypothesis.score, tokens)
 
 
 def part(source: Framed, first: int, last: int, score: float) -> Output:
@@ -215,6 +268,8 @@ def load(run: str | Path, changes: Iterable[str] = (), device: str = "auto") -> 
     keep_memory()
     folder = Path(run)
     config = changed(load_config(folder), changes)
+    if (folder / "model.bin").exists():
+        raise RunError(f"{folder} is a CTranslate2 model: use it with --engine ctranslate2.")
     source, target = load_vocabularies(folder)
     model = build(config, source.size, target.size if target else None)
     path = folder / "model.safetensors"

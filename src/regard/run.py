@@ -9,11 +9,22 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from regard.batch import Batch, Pair, encode, epoch, joined, padding_share, updates, windows
-from regard.checkpoint import create, load_config, load_state, load_vocabularies, replace
+from regard.checkpoint import (
+    create,
+    fill,
+    load_config,
+    load_state,
+    load_tensors,
+    load_vocabularies,
+    replace,
+    save_weights,
+)
 from regard.config import Config, FileData, LanguageConfig, ReaderConfig
 from regard.data import Splits, read_files
 from regard.device import choose, keep_memory, precision
-from regard.evaluation import evaluate
+from regard.encoders import LABELS, Classifier
+from regard.errors import DataError
+from regard.evaluation import evaluate, temperature
 from regard.generate import generate
 from regard.layers import load_vectors
 from regard.loss import Trainable
@@ -43,6 +54,14 @@ class Prepared(NamedTuple):
 
     def facts(self) -> dict[str, Any]:
         """What a user wants to know before training: sizes, lengths, padding."""
+        if isinstance(self.config.model, LanguageConfig):
+            tokens = sum(len(pair.target) + 1 for pair in self.pairs)
+            return {
+                "documents": len(self.pairs),
+                "vocabulary": [self.source.size],
+                "tokens": [tokens],
+                "batches": max(1, tokens // self.config.train.batch_tokens),
+            }
         batches = epoch(self.pairs, self.config.train.batch_tokens, self.config.train.seed, 0)
         lengths = [sorted(map(len, side)) for side in ([p.source for p in self.pairs], [p.target for p in self.pairs])]
         return {
@@ -72,7 +91,13 @@ def vocabularies(config: Config, splits: Splits) -> tuple[Vocabulary, Vocabulary
         return Vocabulary.learn(parts, config.text.source), None
     if config.text.target is None:
         return Vocabulary.learn(itertools.chain(sources, targets), config.text.source), None
-    return Vocabulary.learn(sources, config.text.source), Vocabulary.learn(targets, config.text.target)
+    target = Vocabulary.learn(targets, config.text.target)
+    if config.text.target.kind == "label" and target.size < LABELS + 2:
+        raise DataError(
+            f"all {len(targets):,} training examples have the label {targets[0]!r}: there is nothing to tell apart. "
+            f"Give examples of at least two labels."
+        )
+    return Vocabulary.learn(sources, config.text.source), target
 
 
 def prepare(config: Config, run: Path | None = None) -> Prepared:
@@ -155,7 +180,7 @@ def fit(
             append(run / "metrics.jsonl", event)
         report(event)
 
-    return train(
+    progress = train(
         model,
         prepared.batches,
         config.train,
@@ -166,6 +191,22 @@ def fit(
         precision=precision(place, config.train.precision),
         stop=stop,
     )
+    if isinstance(model, Classifier) and not model.multiple and not stop():
+        calibrate(run, prepared, model)
+    return progress
+
+
+def calibrate(run: Path, prepared: Prepared, model: Classifier) -> None:
+    """Fit the temperature of a run's best weights to its validation data, and keep it with them (Guo 2017): accuracy
+    stays as it is, probabilities become honest."""
+    path = run / "model.safetensors"
+    if not path.exists() or not prepared.splits.valid:
+        return
+    tensors = load_tensors(path)
+    fill(model, tensors | {"temperature": torch.ones(())}, path)
+    predictor = Predictor(model, prepared.config, prepared.source, prepared.target)
+    tensors["temperature"] = torch.tensor(temperature(predictor, prepared.splits.valid))
+    save_weights(path, tensors, prepared.config.train.steps)
 
 
 def resumed(run: Path) -> Prepared:

@@ -92,6 +92,13 @@ class Vocabulary:
         text: str = self.tokenizer.decode(known, skip_special_tokens=False)
         return unicodedata.normalize("NFC", text) if self.composed else text
 
+    def continued(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """The text that ids add to what stands before them, its white space too; half a character is U+FFFD."""
+        tail = before[-8:]
+        known, whole = self.decode(tail), self.decode([*tail, *ids])
+        differ = (place for place, (one, other) in enumerate(zip(known, whole, strict=False)) if one != other)
+        return whole[next(differ, min(len(known), len(whole))) :]
+
     def find(self, word: str) -> int | None:
         """The id of a word that is one entry, however the vocabulary writes it."""
         ids = self.encode(word).ids
@@ -107,6 +114,19 @@ def clean(text: str) -> str:
     if text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text):
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def settled(text: str, composed: bool) -> int:
+    """How much of a text no later token can change: half a character at its end may become whole, and where letters
+    are put together from parts, the last one may get another part."""
+    end = len(text)
+    while end > max(0, len(text) - 3) and text[end - 1] == "\ufffd":
+        end -= 1
+    if composed and end:
+        end -= 1
+        while end and unicodedata.combining(text[end]):
+            end -= 1
+    return end
 
 
 def pipeline(settings: Tokenization) -> tuple[Tokenizer, Any]:
