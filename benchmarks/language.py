@@ -1,0 +1,189 @@
+"""Language modelling: nanoGPT's CPU recipe against a plain torch loop of the same model, and what the cache saves.
+
+Tiny Shakespeare by characters, 4 layers, 128 wide, context 64, 12 rows a batch, 2,000 steps, no dropout. Both train in
+processes of their own, in turns, with the same threads; the loop has no validation, no log and no checkpoints in its
+time, regard has all of them in its own.
+
+    REGARD_DATA=... python benchmarks/language.py --rounds 2 --steps 2000
+"""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from regard.config import Config
+from regard.evaluation import modelled
+from regard.models import Language, build
+from regard.predict import Predictor, load
+from regard.run import fit, fresh, prepare
+from regard.toml import read
+
+RATE, LEAST, WARMUP, ROWS, CONTEXT, SIZE, HEADS, LAYERS = 1e-3, 1e-4, 100, 12, 64, 128, 4, 4
+NANO = [
+    f"text.max_length={CONTEXT}",
+    *(f"model.size={SIZE}", f"model.feedforward={4 * SIZE}", f"model.heads={HEADS}", f"model.layers={LAYERS}"),
+    *("model.dropout=0", "model.positions=learned", "train.average=1", f"train.batch_tokens={ROWS * CONTEXT}"),
+    *(f"train.rate={RATE}", f"train.warmup={WARMUP}", "train.precision=float32"),
+]
+
+
+class Block(nn.Module):
+    """One layer as anybody would write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(SIZE), nn.LayerNorm(SIZE)
+        self.maps, self.mix = nn.Linear(SIZE, 3 * SIZE), nn.Linear(SIZE, SIZE)
+        self.widen, self.narrow = nn.Linear(SIZE, 4 * SIZE), nn.Linear(4 * SIZE, SIZE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, n, _ = x.shape
+        parts = self.maps(self.first(x)).split(SIZE, dim=2)
+        query, key, value = (part.view(rows, n, HEADS, -1).transpose(1, 2) for part in parts)
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.mix(seen.transpose(1, 2).reshape(rows, n, SIZE))
+        return x + self.narrow(F.gelu(self.widen(self.second(x))))
+
+
+class Plain(nn.Module):
+    """The model of the recipe, its output tied to the embedding."""
+
+    def __init__(self, vocab: int) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(vocab, SIZE), nn.Embedding(CONTEXT, SIZE)
+        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.norm = nn.LayerNorm(SIZE)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, ids: Tensor, wanted: Tensor) -> Tensor:
+        x = self.words(ids) + self.places(torch.arange(ids.shape[1]))
+        logits = self.norm(self.blocks(x)) @ self.words.weight.T
+        return F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+
+
+def rate(step: int, steps: int) -> float:
+    """Warm-up, then a cosine."""
+    if step < WARMUP:
+        return RATE * step / WARMUP
+    return LEAST + (RATE - LEAST) * 0.5 * (1 + math.cos(math.pi * (step - WARMUP) / (steps - WARMUP)))
+
+
+def config_of(steps: int) -> Config:
+    """The recipe of nanoGPT in our settings."""
+    return read("shakespeare", [*NANO, f"train.steps={steps}", f"train.validate_every={steps}"])
+
+
+def plain(steps: int) -> dict[str, float]:
+    """Train the plain loop; its seconds, and its loss on the validation text in windows that do not overlap."""
+    prepared = prepare(config_of(steps))
+    text, held = (
+        torch.tensor(prepared.source.encode(splits[0].target).ids)
+        for splits in (prepared.splits.train, prepared.splits.valid)
+    )
+    torch.manual_seed(1)
+    model = Plain(prepared.source.size)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
+    began = time.perf_counter()
+    for step in range(1, steps + 1):
+        begins = torch.randint(len(text) - CONTEXT - 1, (ROWS, 1))
+        rows = text[begins + torch.arange(CONTEXT + 1)]
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step, steps)
+        loss = model(rows[:, :-1], rows[:, 1:])
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    seconds = time.perf_counter() - began
+    windows = held[: (len(held) - 1) // CONTEXT * CONTEXT + 1]
+    fed, wanted = windows[:-1].view(-1, CONTEXT), windows[1:].view(-1, CONTEXT)
+    with torch.inference_mode():
+        nats = float(model(fed, wanted))
+    return {"seconds": seconds, "nats": nats}
+
+
+def ours(steps: int) -> dict[str, float]:
+    """Train with regard, everything included; then its loss on all of the validation text."""
+    with tempfile.TemporaryDirectory() as folder:
+        prepared = fresh(config_of(steps), Path(folder))
+        began = time.perf_counter()
+        fit(prepared, Path(folder), lambda event: None, device="cpu")
+        seconds = time.perf_counter() - began
+        nats = modelled(load(folder, device="cpu"), prepared.splits.valid, ["nats"])["nats"]
+    return {"seconds": seconds, "nats": nats}
+
+
+def cached(tokens: int = 512) -> dict[str, float]:
+    """Seconds to write so many tokens, with the cache and by reading everything again for each."""
+    config = read("shakespeare", [f"text.max_length={tokens + 8}", f"decode.max_extra={tokens}", "decode.sample=false"])
+    prepared = prepare(config)
+    model = build(config, prepared.source.size, None).eval()
+    assert isinstance(model, Language)
+    with torch.no_grad():
+        model.output.bias[3] = -1e4  # never end
+    predictor = Predictor(model, config, prepared.source, None)
+    began = time.perf_counter()
+    ((answer,),) = predictor.predict(["ROMEO:"])
+    quick = time.perf_counter() - began
+    ids = prepared.source.encode("ROMEO:").ids
+    began = time.perf_counter()
+    with torch.inference_mode():
+        for _ in range(len(answer.tokens) - 1):
+            hidden, _ = model.decoder(model.source_embedding(torch.tensor([ids])))
+            logits = model.output(hidden[:, -1])
+            logits[:, :4] = -torch.inf
+            ids.append(int(logits.argmax()))
+    slow = time.perf_counter() - began
+    same = ids[6:] == [token.id for token in answer.tokens[:-1]]
+    return {"cached": quick, "again": slow, "tokens": len(ids) - 6, "same": float(same)}
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--only", choices=["plain", "ours", "cached"])
+    options = parser.parse_args()
+    if options.only:
+        found = cached() if options.only == "cached" else {"plain": plain, "ours": ours}[options.only](options.steps)
+        print(json.dumps(found))
+        return
+    table = Table("round", "model", "seconds", "validation nats", title=f"{options.steps:,} steps")
+    totals = {"ours": 0.0, "plain": 0.0}
+    for number in range(options.rounds):
+        for name in ("ours", "plain") if number % 2 else ("plain", "ours"):
+            found = child(name, options.steps)
+            totals[name] += found["seconds"]
+            table.add_row(str(number + 1), name, f"{found['seconds']:.1f}", f"{found['nats']:.4f}")
+    Console().print(table, f"plain / ours in time: {totals['plain'] / totals['ours']:.2f}")
+    found = child("cached", 0)
+    print(
+        f"{found['tokens']:.0f} tokens: {found['cached']:.2f} s with the cache, {found['again']:.2f} s without, "
+        f"{found['again'] / found['cached']:.1f} times as long; the same tokens: {bool(found['same'])}"
+    )
+
+
+def child(name: str, steps: int) -> dict[str, float]:
+    """One figure from a process of its own."""
+    command = [sys.executable, __file__, "--only", name, "--steps", str(steps)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+if __name__ == "__main__":
+    main()

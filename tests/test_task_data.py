@@ -1,0 +1,155 @@
+"""Files of the other tasks: what is read, and what is said when they are not as they should be."""
+
+import io
+import json
+import tarfile
+
+import pytest
+
+from regard.config import DocumentData, LabelledData, SquadData, StoryData
+from regard.data import read_files
+from regard.errors import ConfigError, DataError
+from regard.run import prepare
+from regard.toml import read
+
+
+def put(path, text):
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return (str(path),)
+
+
+def examples(settings):
+    return [(example.source, example.target) for example in read_files(settings).train]
+
+
+# --- labels ----------------------------------------------------------------------------------------------------------
+
+
+def test_lines_of_a_label_and_a_text(tmp_path):
+    train = put(tmp_path / "t", b"\xef\xbb\xbf1 Who is it ?\r\n0 What\r\nalone\n\xff x\n2  wide\n\n")
+    splits = read_files(LabelledData(kind="labelled", train=train))
+    assert [(e.source, e.target) for e in splits.train] == [("Who is it ?", "1"), ("What", "0"), (" wide", "2")]
+    assert {reason: len(places) for reason, places in splits.ledgers["train"].dropped.items()} == {
+        "empty": 1,
+        "undecodable": 1,
+    }
+
+
+def test_one_label_is_nothing_to_tell_apart(tmp_path):
+    put(tmp_path / "t", "".join(f"good number {n}\n" for n in range(2000)))
+    config = read("trec", [f'data.train=["{tmp_path / "t"}"]'])
+    with pytest.raises(DataError, match=r"all 1,200 training examples have the label 'good': .* at least two labels"):
+        prepare(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["text.target.kind=char"], r'a model of kind classifier needs text\.target = \{ kind = "label" \}'),
+        (["model.kind=rnn"], "unknown setting"),
+    ],
+)
+def test_settings_that_do_not_fit_each_other(changes, message, monkeypatch):
+    monkeypatch.setenv("REGARD_DATA", "/nowhere")
+    with pytest.raises(ConfigError, match=message):
+        read("trec", changes)
+
+
+# --- stories ---------------------------------------------------------------------------------------------------------
+
+STORY = """1 Mary went home.
+2 John left.
+3 Where is Mary? \thome\t1
+4 Mary went out.
+5 Where is Mary?\tout\t4
+1 Ann sat.
+2 Who sat?\tAnn,Bob\t1
+"""
+
+
+def test_a_question_has_the_story_before_it(tmp_path):
+    found = examples(StoryData(kind="babi", train=put(tmp_path / "qa1_train.txt", STORY)))
+    assert found == [
+        ("Where is Mary?\tMary went home. John left.", "home"),
+        ("Where is Mary?\tMary went home. John left. Mary went out.", "out"),
+        ("Who sat?\tAnn sat.", "Ann,Bob"),
+    ]
+
+
+def test_training_files_of_an_archive_by_task(tmp_path):
+    path = tmp_path / "babi.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name in ("qa2_b_train.txt", "qa1_a_train.txt", "qa1_a_test.txt", "../qa3_c_train.1k.txt", "README.txt"):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(STORY)
+            archive.addfile(entry, io.BytesIO(STORY.replace("home", name[2:4] + "xx").encode()))
+    settings = StoryData(kind="babi", train=(str(path),))
+    assert [target for _, target in examples(settings)[::3]] == ["1_xx", "2_xx", "/qxx"]
+    assert [target for _, target in examples(settings.model_copy(update={"tasks": (2,)}))] == ["2_xx", "out", "Ann,Bob"]
+    assert sorted(tmp_path.iterdir()) == [path]  # nothing was unpacked
+
+
+def test_what_is_not_a_story(tmp_path):
+    train = put(tmp_path / "s", "1 Mary went home.\nWhere is Mary?\thome\t1\n")
+    with pytest.raises(DataError, match=r"s:2 does not begin with a number, as every line of bAbI does: 'Where is"):
+        read_files(StoryData(kind="babi", train=train))
+
+
+# --- SQuAD's form ----------------------------------------------------------------------------------------------------
+
+
+def squad(**changes):
+    answer = {"text": "Bob", "answer_start": 0}
+    asked = {"question": "Who\tsees?", "id": "1", "answers": [answer, answer, {"text": "Ada", "answer_start": 9}]}
+    paragraph = {"context": "Bob sees Ada.\nSo it is.", "qas": [asked]} | changes
+    return {"version": "1.1", "data": [{"title": "x", "paragraphs": [paragraph]}]}
+
+
+def test_questions_contexts_and_answers(tmp_path):
+    settings = SquadData(kind="squad", train=put(tmp_path / "q.json", json.dumps(squad())))
+    found = read_files(settings).train
+    assert [(e.source, e.target, e.start) for e in found] == [
+        ("Who sees?\tBob sees Ada.\nSo it is.", "Bob", 0),
+        ("Who sees?\tBob sees Ada.\nSo it is.", "Ada", 9),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        (
+            squad(context=None),
+            r"q\.json: data\[0\]\.paragraphs\[0\] has no text in field 'context'. Its fields are context",
+        ),
+        (squad(qas={}), r"data\[0\]\.paragraphs\[0\] has no list in field 'qas'"),
+        (squad(qas=[{"question": "a", "answers": [{}]}]), r"paragraphs\[0\]\.qas\[0\] has no text in field 'text'"),
+        (squad(qas=[{"question": "a"}]), r"qas\[0\] has no list in field 'answers'. Its fields are question"),
+        ({"data": [3]}, r"data\[0\] has no list in field 'paragraphs'. Its fields are none: it is no object"),
+        ([], r"q\.json is JSON but no object"),
+    ],
+)
+def test_a_field_that_is_missing_is_named_with_its_place(tree, message, tmp_path):
+    with pytest.raises(DataError, match=message):
+        read_files(SquadData(kind="squad", train=put(tmp_path / "q.json", json.dumps(tree))))
+
+
+def test_json_that_ends_too_soon(tmp_path):
+    with pytest.raises(DataError, match=r"q\.json is not JSON"):
+        read_files(SquadData(kind="squad", train=put(tmp_path / "q.json", json.dumps(squad())[:40])))
+
+
+def test_a_question_without_answer_is_in_the_ledger(tmp_path):
+    tree = squad()
+    tree["data"][0]["paragraphs"][0]["qas"].append({"question": "Why?", "answers": []})
+    ledger = read_files(SquadData(kind="squad", train=put(tmp_path / "q.json", json.dumps(tree)))).ledgers["train"]
+    assert list(ledger.dropped) == ["no answer"]
+
+
+# --- documents -------------------------------------------------------------------------------------------------------
+
+
+def test_a_text_file_is_one_document(tmp_path):
+    train = put(tmp_path / "t.txt", b"\xef\xbb\xbfOne.\r\n\r\nTwo.\xff\nThree.")
+    splits = read_files(DocumentData(kind="text", train=train))
+    assert [e.target for e in splits.train] == ["One.\n\nThree.\n"]
+    assert splits.ledgers["train"].dropped == {"undecodable": [f"{train[0]}:3"]}
