@@ -30,11 +30,38 @@ class Attended(NamedTuple):
     weights: Tensor  # (batch, heads, query, key)
 
 
+class Room:
+    """Space for a memory to grow into. Whoever holds the memory that fills it may write behind it; for all others,
+    who would write over that, it is copied."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.filled = self.begun = keys.shape[-2]
+        shape = (*keys.shape[:-2], 2 * self.filled + 64, keys.shape[-1])
+        self.keys, self.values = keys.new_empty(shape), values.new_empty(shape)
+        self.keys[..., : self.filled, :], self.values[..., : self.filled, :] = keys, values
+
+
 class Memory(NamedTuple):
     """What can be looked at: projected once, looked at often."""
 
     keys: Tensor  # (batch, heads, key, size)
     values: Tensor  # (batch, heads, key, size)
+    room: Room | None = None
+
+    def grown(self, keys: Tensor, values: Tensor) -> "Memory":
+        """This memory with others behind it. While nothing is learned it grows in place, where there is room: to copy it
+        for every token is what a long text would spend most of its time with."""
+        before, after = self.keys.shape[-2], self.keys.shape[-2] + keys.shape[-2]
+        room = self.room
+        same = room is not None and room.keys.data_ptr() == self.keys.data_ptr() and room.filled == before
+        often = room is not None and not same and before - room.begun < 8  # re-ordered all the time, as beams are
+        if torch.is_grad_enabled() or often:
+            return Memory(torch.cat([self.keys, keys], dim=-2), torch.cat([self.values, values], dim=-2), room)
+        if room is None or not same or after > room.keys.shape[-2]:
+            room = Room(self.keys, self.values)
+        room.keys[..., before:after, :], room.values[..., before:after, :] = keys, values
+        room.filled = after
+        return Memory(room.keys[..., :after, :], room.values[..., :after, :], room)
 
 
 # --- scores ----------------------------------------------------------------------------------------------------------
@@ -98,9 +125,9 @@ def context(query: Tensor, memory: Memory, mask: Tensor | None, score: Score) ->
     """The context alone, by whichever equal form is faster. This is the one place that chooses (docs/log.md has the
     figures). Not all forms of the fused kernel give a blind query zeros, so those are blanked after it."""
     if score is scaled_dot and fused_is_faster(query):
-        fused = F.scaled_dot_product_attention(query, *memory, mask)
+        fused = F.scaled_dot_product_attention(query, memory.keys, memory.values, mask)
         return fused if mask is None else torch.where(mask.any(-1, keepdim=True), fused, 0.0)
-    return attend(query, *memory, mask, score=score).context
+    return attend(query, memory.keys, memory.values, mask, score=score).context
 
 
 def fused_is_faster(query: Tensor) -> bool:
@@ -138,13 +165,15 @@ class Joint(Linear):
         batch, n, _ = inputs.shape
         if self.groups[0] == self.groups[1]:
             return mapped.view(batch, n, parts.stop - parts.start, heads, self.head).permute(2, 0, 3, 1, 4).unbind(0)
-        return torch.split(mapped.view(batch, n, -1, self.head).transpose(1, 2), self.groups[parts], dim=1)
+        return torch.split(mapped.view(batch, n, mapped.shape[-1] // self.head, self.head).transpose(1, 2), self.groups[parts], dim=1)
 
 
 def shared(memory: Memory, heads: int) -> Memory:
     """A memory whose heads are each looked at by several heads of queries, as if each had its own."""
     times = heads // memory.keys.shape[1]
-    return memory if times == 1 else Memory(*(part.repeat_interleave(times, dim=1) for part in memory))
+    if times == 1:
+        return memory
+    return Memory(memory.keys.repeat_interleave(times, dim=1), memory.values.repeat_interleave(times, dim=1))
 
 
 class Separate(nn.Module):
@@ -200,7 +229,7 @@ class Attention(nn.Module):
             queries, keys = rotary(queries, start, self.base), rotary(keys, start, self.base)
         if past is None:
             return queries, Memory(keys, values)
-        return queries, Memory(torch.cat([past.keys, keys], dim=-2), torch.cat([past.values, values], dim=-2))
+        return queries, past.grown(keys, values)
 
     def scored(self, queries: Tensor, memory: Memory, heads: slice = slice(None)) -> Score:
         """The score that compares these queries with the memory; with an `order`, the last query stands at the last

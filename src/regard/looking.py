@@ -53,11 +53,6 @@ class Asked(NamedTuple):
     values: Tensor  # (heads, key, size)
     seen: Tensor  # (query, key) whether it may look there
 
-    def of(self, part: int, parts: int) -> "Asked":
-        """What was given at one of several times that the same attention was used."""
-        rows = slice(part * self.queries.shape[1] // parts, (part + 1) * self.queries.shape[1] // parts)
-        return self._replace(queries=self.queries[:, rows], seen=self.seen[rows])
-
 
 @dataclass(frozen=True)
 class Look:
@@ -146,29 +141,30 @@ class Look:
         raise InputError(f"there is no map {name!r}. This model has {', '.join(one.name for one in self.maps)}.")
 
     def asked(self, names: Collection[str]) -> dict[str, Asked]:
-        """The vectors behind some maps."""
-        found: dict[str, Asked] = {}
+        """The vectors behind some maps. Of those that were made one after another, the queries stand below each other;
+        a block that all layers share has keys of its own each time."""
+        found: dict[str, list[Asked]] = {}
+        names = [self.map(name).name for name in names]
 
         def seen(name: str, module: Attention, queries: Tensor, memory: Memory, mask: Tensor | None) -> None:
             shape = (1, 1, queries.shape[-2], memory.keys.shape[-2])
             may = torch.ones(shape, dtype=torch.bool) if mask is None else mask.cpu().expand(shape)
-            keys, values = shared(Memory(memory.keys[:1], memory.values[:1]), module.heads)
-            before = found.get(name)
-            found[name] = Asked(
-                module,
-                torch.cat([*([before.queries] if before else []), queries[0].float().cpu()], dim=-2),
-                keys[0].float().cpu(),
-                values[0].float().cpu(),
-                torch.cat([*([before.seen] if before else []), may[0, 0]]),
-            )
+            keys, values, _ = shared(Memory(memory.keys[:1], memory.values[:1]), module.heads)
+            given, keys, values = (part[0].float().cpu() for part in (queries, keys, values))
+            found.setdefault(name, []).append(Asked(module, given, keys, values, may[0, 0]))
 
         wanted = {name.partition("#")[0] for name in names}
         with torch.inference_mode(), watch(self.predictor.model, seen, lambda name: name in wanted):
             self.predictor.model(self.batch)
-        parts = {base: sum(one.name.partition("#")[0] == base for one in self.maps) for base in wanted}
+        parts = {name: name.partition("#") for name in names}
+        times = {
+            name: found[base][int(time) :][:1] if mark else found[base] for name, (base, mark, time) in parts.items()
+        }
         return {
-            name: found[name.partition("#")[0]].of(int(name.partition("#")[2] or 0), parts[name.partition("#")[0]])
-            for name in names
+            name: some[0]._replace(
+                queries=torch.cat([one.queries for one in some], dim=-2), seen=torch.cat([one.seen for one in some])
+            )
+            for name, some in times.items()
         }
 
     @torch.inference_mode()

@@ -188,6 +188,7 @@ class Language(Trainable):
         self.source_embedding = embedding(vocab, config.size)
         self.decoder = transformer.Decoder(config, config.layers, context)
         self.output = Output(vocab, config.size, self.source_embedding if config.tied else None)
+        self.output.bias.requires_grad_(config.bias)
 
     def hidden(self, batch: Batch) -> Tensor:
         """What the output layer sees: (batch, target, size)."""
@@ -218,7 +219,8 @@ class Language(Trainable):
         memories, begin, ragged = state.past
         keys = memories[0].keys.shape[-2]
         if keys >= self.context:  # the oldest is forgotten
-            memories = tuple(Memory(*(part[..., keys + 1 - self.context :, :] for part in one)) for one in memories)
+            kept = slice(keys + 1 - self.context, None)
+            memories = tuple(Memory(one.keys[..., kept, :], one.values[..., kept, :]) for one in memories)
             begin, keys = begin - (keys + 1 - self.context), self.context - 1
         real = (torch.arange(keys + 1, device=tokens.device) >= begin[:, None])[:, None, None] if ragged else None
         start = keys - begin if ragged else keys - int(begin[0])
