@@ -1,13 +1,20 @@
 """A real server on a free loopback port, for the tests of what is around it."""
 
+import json
+import random
 import socket
 import threading
 import time
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from conftest import tiny
+
+import regard
+from regard.config import Config
 from regard.gate import Server
 from regard.predict import Predictor
+from regard.run import fit, fresh
 from regard.serve import application
 from regard.service import ServeSettings, Service
 
@@ -60,3 +67,97 @@ def wait_until(condition, seconds=10.0):
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.005)
+
+
+# --- a small run of every task ---------------------------------------------------------------------------------------
+
+SIZES = {"size": 24, "heads": 3, "feedforward": 48, "layers": 2, "dropout": 0.0}
+LABELS = {
+    "weather": "rain sun snow wind cloud",
+    "food": "bread soup rice apple cake",
+    "sport": "goal race swim run ball",
+}
+NAMES, PLACES = ("Mary", "John", "Sandra", "Daniel"), ("kitchen", "garden", "office", "hallway")
+
+
+def small(folder, data, text, model, *changes, metric="exact", steps=60):
+    """A run of given parts, trained for a moment."""
+    base = tiny("train.rate=0.01", f"train.steps={steps}", f"train.validate_every={steps}", "decode.beam=1", *changes)
+    parts = {"data": data, "text": text, "model": {**SIZES, **model}, "evaluate": {"metrics": (metric,)}}
+    config = Config.model_validate({**base.model_dump(), **parts})
+    fit(fresh(config, folder), folder, lambda event: None, device="cpu")
+    return regard.load(folder, device="cpu")
+
+
+def language_run(folder, text, kind, *, steps=60, **options):
+    """A language model over one text."""
+    path = folder.parent / f"{folder.name}.txt"
+    path.write_text(text, encoding="utf-8")
+    data = {"kind": "text", "train": (str(path),), "valid_share": 0.1}
+    words = {"source": {"kind": kind, "normalize": "none", "size": 300}, "max_length": 64}
+    return small(folder, data, words, {"kind": "language", **options}, metric="nats", steps=steps)
+
+
+def classifier_run(folder, steps=60, **options):
+    """Whether words are about weather, food or sport; of several things, if `multiple`."""
+    random.seed(1)
+    lines = []
+    for _ in range(300):
+        labels = sorted(random.sample(sorted(LABELS), 1 + bool(options.get("multiple") and random.random() < 0.5)))
+        words = [random.choice(LABELS[label].split()) for label in labels for _ in range(2)]
+        lines.append(f"{'+'.join(labels)} the {' and the '.join(words)}")
+    path = folder.parent / f"{folder.name}.txt"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    data = {"kind": "labelled", "train": (str(path),), "cut_valid": 20}
+    target = {"kind": "label", "separator": "+" if options.get("multiple") else ""}
+    text = {"source": {"kind": "word"}, "target": target, "max_length": 600}
+    return small(folder, data, text, {"kind": "classifier", **options}, steps=steps)
+
+
+def story(count=3):
+    """Who went where, of whom it is asked, and where that is."""
+    facts = [(random.choice(NAMES), random.choice(PLACES)) for _ in range(count)]
+    name, _ = random.choice(facts)
+    place = [place for who, place in facts if who == name][-1]
+    return [f"{who} went to the {where}." for who, where in facts], f"Where is {name}?", place
+
+
+def reader_run(folder, answer, steps=60, **options):
+    """Where somebody is: as a word, or as a part of the story."""
+    random.seed(2)
+    stories = [story() for _ in range(200)]
+    path = folder.parent / f"{folder.name}.json"
+    if answer == "word":
+        lines = []
+        for facts, question, place in stories:
+            lines += [f"{number} {fact}" for number, fact in enumerate(facts, 1)]
+            lines.append(f"{len(facts) + 1} {question}\t{place}\t1")
+        path.write_text("\n".join(lines), encoding="utf-8")
+    else:
+        paragraphs = []
+        for number, (facts, question, place) in enumerate(stories):
+            context = " ".join(facts)
+            answers = [{"text": place, "answer_start": context.rindex(place)}]
+            paragraphs.append(
+                {"context": context, "qas": [{"id": str(number), "question": question, "answers": answers}]}
+            )
+        path.write_text(json.dumps({"data": [{"title": "", "paragraphs": paragraphs}]}), encoding="utf-8")
+    data = {"kind": "babi" if answer == "word" else "squad", "train": (str(path),), "cut_valid": 20}
+    text = {"source": {"kind": "bpe", "size": 300}, "max_length": 600}
+    if answer == "word":
+        text["target"] = {"kind": "label"}
+    metric = "exact" if answer == "word" else "span_f1"
+    return small(folder, data, text, {"kind": "reader", "answer": answer, **options}, metric=metric, steps=steps)
+
+
+def every_task(folder, steps=60):
+    """Predictors of every task but translation, by name."""
+    text = "the quick brown fox jumps over the lazy dog. " * 60
+    return {
+        "classes": classifier_run(folder / "classes", steps),
+        "several": classifier_run(folder / "several", steps, multiple=True),
+        "pooled": classifier_run(folder / "pooled", 2, pool="mean"),
+        "word": reader_run(folder / "word", "word", steps, unit="sentence", shared=True),
+        "span": reader_run(folder / "span", "span", steps),
+        "letters": language_run(folder / "letters", text, "char", steps=steps, begin=False),
+    }

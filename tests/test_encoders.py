@@ -53,9 +53,10 @@ READERS = {
 }
 
 
+@pytest.mark.parametrize("window", [0, 2])
 @pytest.mark.parametrize("pool", ["classes", "mean", "cls"])
-def test_texts_together_are_as_alone(pool):
-    model = classifier(pool=pool)
+def test_texts_together_are_as_alone(pool, window):
+    model = classifier(pool=pool, window=window)
     together = model(batch_of(TEXTS))
     for row, text in enumerate(TEXTS):
         assert_close(together[row], model(batch_of([text]))[0], **EXACT)
@@ -91,6 +92,16 @@ def test_one_label_is_cross_entropy_and_several_are_binary():
     wanted = functional.binary_cross_entropy_with_logits(model(several), hot.double(), reduction="sum")
     assert_close(model.loss(several).total, wanted.double(), **EXACT)
     assert model.loss(several).tokens == 3
+
+
+def test_a_window_sees_its_neighbours_alone():
+    """Before the blocks, what stands outside the window of a token changes nothing of it."""
+    model, mask = classifier(window=1), torch.ones(1, 1, 1, 7, dtype=torch.bool)
+    x = torch.randn(1, 7, 12)
+    far = x.clone()
+    far[:, 5] += 1
+    changed = (model.mixed(x, mask) != model.mixed(far, mask)).any(-1)[0]
+    assert changed.tolist() == [False] * 4 + [True] * 3
 
 
 def test_hidden_tokens_are_drawn_while_training_only():

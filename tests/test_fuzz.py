@@ -8,7 +8,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis.specs.openapi.checks import positive_data_acceptance
-from serving import live
+from serving import classifier_run, language_run, live, reader_run
 
 import regard
 
@@ -16,9 +16,15 @@ ANY = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")
-def url(tiny_run):
-    predictor = regard.load(tiny_run, ["text.languages=['en','de']"], device="cpu")
-    with live({"tiny": predictor}) as server:
+def url(tiny_run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fuzz")
+    predictors = {
+        "tiny": regard.load(tiny_run, ["text.languages=['en','de']"], device="cpu"),
+        "letters": language_run(folder / "letters", "the quick brown fox. " * 40, "byte", steps=4),
+        "classes": classifier_run(folder / "classes", steps=2),
+        "span": reader_run(folder / "span", "span", steps=2),
+    }
+    with live(predictors) as server:
         yield server.url
 
 
@@ -97,3 +103,59 @@ def test_translate_bodies(client, body):
 @settings(ANY, max_examples=600)
 def test_translate_bodies_for_long(client, body):
     translated(client, body)
+
+
+asking = st.fixed_dictionaries(
+    {"model": st.sampled_from(["classes", "span", "letters"])},
+    optional={
+        "text": st.text(max_size=30) | st.just("Where?\tHere it is."),
+        "question": st.text(max_size=10),
+        "context": st.text(max_size=30),
+        "target": st.text(max_size=5),
+        "best": st.integers(1, 20),
+        "vectors": st.lists(st.sampled_from(["attention", "pointer", "decoder.blocks.0.self_attention"]), max_size=2),
+    },
+)
+completing = st.fixed_dictionaries(
+    {"model": st.just("letters")},
+    optional={
+        "prompt": anything | st.text(max_size=30) | st.lists(st.text(max_size=10) | st.integers(0, 300), max_size=3),
+        "max_tokens": st.integers(0, 70),
+        "temperature": st.floats(0, 2),
+        "top_p": st.floats(0, 1),
+        "n": st.integers(1, 3),
+        "stream": st.booleans(),
+        "logprobs": st.integers(0, 5),
+        "echo": st.booleans(),
+        "stop": st.text(max_size=3) | st.lists(st.text(max_size=3), max_size=5),
+        "seed": st.integers(),
+        "presence_penalty": st.floats(-2, 2),
+    },
+)
+
+
+def posted(client, path, body):
+    """The status of an answer, which is never the server's fault."""
+    content = json.dumps(body).encode("utf-8", "surrogatepass")
+    response = client.post(path, content=content, headers={"content-type": "application/json"})
+    assert response.status_code in (200, 400, 413, 422), response.text
+    assert response.status_code == 200 or response.json()["error"]
+
+
+@given(body=asking, path=st.sampled_from(["/v1/predict", "/v1/look"]))
+@settings(ANY, max_examples=60)
+def test_bodies_of_every_task(client, body, path):
+    posted(client, path, body)
+
+
+@given(body=completing)
+@settings(ANY, max_examples=60)
+def test_completion_bodies(client, body):
+    posted(client, "/v1/completions", body)
+
+
+@pytest.mark.slow
+@given(body=completing)
+@settings(ANY, max_examples=600)
+def test_completion_bodies_for_long(client, body):
+    posted(client, "/v1/completions", body)

@@ -1,16 +1,20 @@
 """The server's own API over a real connection: answers, and the status and words of every refusal."""
 
 import importlib
+import json
+import math
 import os
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import jsonschema
 import pytest
-from serving import live
+from serving import every_task, live
 
 import regard
 from regard.errors import ConfigError
@@ -79,6 +83,105 @@ def test_look(client):
     packed = client.post("/v1/look", json={"text": "abc", "vectors": [tree["maps"][0]["name"]]}).json()
     assert packed["maps"][0]["packed"]
     assert refused(client.post("/v1/look", json={"text": " "}), 400, "empty text")
+    assert refused(client.post("/v1/look", json={"text": "a", "vectors": ["x"]}), 400, "there is no map 'x'.")
+    for target in ("cab", ""):
+        forced = client.post("/v1/look", json={"text": "abc", "target": target}).json()
+        assert (forced["text"]["target"], len(forced["tokens"]["query"])) == (target, len(target) + 1)
+
+
+# --- every task ------------------------------------------------------------------------------------------------------
+
+STORY = {"question": "Where is Mary?", "context": "Mary went to the kitchen. John went to the garden."}
+SCHEMA = json.loads((Path(__file__).parents[1] / "docs" / "maps.schema.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    predictors = every_task(tmp_path_factory.mktemp("tasks"), steps=8)
+    with live(predictors) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+        yield client, predictors
+
+
+def test_a_server_without_translation(tasks):
+    client, _ = tasks
+    found = {model["id"]: model["task"] for model in client.get("/v1/models").json()["data"]}
+    assert found == {
+        **dict.fromkeys(("classes", "several", "pooled"), "classify"),
+        **dict.fromkeys(("word", "span"), "answer"),
+        "letters": "continue",
+    }
+    assert client.get("/languages").json() == []
+    assert client.get("/frontend/settings").json()["language"]["target"]["code"] == ""
+    body = {"q": "the rain", "source": "en", "target": "de"}
+    assert refused(client.post("/translate", json=body), 400, "en is not supported")
+    assert refused(client.post("/translate", json={**body, "source": "auto"}), 400, "de is not supported")
+    assert refused(
+        client.post("/translate", json={**body, "model": "span"}), 400, "span does not translate. Ask it with"
+    )
+    assert client.post("/detect", json={"q": "the rain"}).json() == []
+
+
+def test_predicting_labels(tasks):
+    client, predictors = tasks
+    answers = client.post("/v1/predict", json={"text": "the rain", "model": "classes", "best": 3}).json()["answers"][0]
+    want = predictors["classes"].predict(["the rain"], best=3)[0]
+    assert [answer["text"] for answer in answers] == [output.text for output in want]
+    assert sum(answer["probability"] for answer in answers) == pytest.approx(1, abs=1e-4)
+    assert all(answer["probability"] == pytest.approx(math.exp(answer["score"])) for answer in answers)
+    (several,) = client.post("/v1/predict", json={"text": "the rain", "model": "several"}).json()["answers"][0]
+    assert sorted(token["text"] for token in several["tokens"]) == ["food", "sport", "weather"]
+    assert several.get("probability") is None
+
+
+def test_predicting_answers(tasks):
+    client, _ = tasks
+    joined = {"text": "\t".join(STORY.values())}
+    for model in ("word", "span"):
+        both = [client.post("/v1/predict", json={"model": model, "best": 3, **body}).json() for body in (STORY, joined)]
+        assert both[0] == both[1]
+        for answer in both[0]["answers"][0]:
+            assert 0 < answer["probability"] <= 1
+            if model == "span":
+                start, end = answer["span"]
+                assert STORY["context"][start:end] == answer["text"] == answer["text"].strip()
+    assert refused(client.post("/v1/predict", json={"model": "span", "text": "Where?"}), 400, "text 1 has no context")
+    empty = {"model": "word", "question": "Where?", "context": " "}
+    assert refused(client.post("/v1/predict", json=empty), 400, "text 1 has no context")
+    assert refused(client.post("/v1/look", json=empty), 400, "has no context")
+    tabs = {"model": "span", "question": "Where\tis Mary?", "context": STORY["context"]}
+    assert client.post("/v1/predict", json=tabs).status_code == 200
+    for path in ("/v1/predict", "/v1/look"):
+        words = "question and context belong together: give both."
+        assert refused(client.post(path, json={"question": "Where?"}), 422, words)
+        assert refused(client.post(path, json={**STORY, **joined}), 422, "give ")
+        words = "question and context came, but this model's task is to classify: send text."
+        assert refused(client.post(path, json={"model": "classes", **STORY}), 400, words)
+
+
+def test_predicting_continuations(tasks):
+    client, predictors = tasks
+    answer = client.post("/v1/predict", json={"text": "the qu", "model": "letters"}).json()["answers"][0][0]
+    assert answer["text"] == predictors["letters"]("the qu")
+    assert "probability" not in answer
+
+
+def test_looking_at_every_task(tasks):
+    client, predictors = tasks
+    for model in predictors:
+        body = STORY if model in ("word", "span") else {"text": "the rain"}
+        names = [one["name"] for one in client.post("/v1/look", json={"model": model, **body}).json()["maps"]]
+        tree = client.post("/v1/look", json={"model": model, "best": 2, "vectors": names, **body}).json()
+        jsonschema.validate(tree, SCHEMA)
+        for entry in tree["maps"]:
+            assert entry["shape"][1:] == [len(tree["tokens"][entry[axis]]) for axis in ("rows", "columns")]
+        if "class" in predictors[model].config.model.kind:
+            assert len(tree["scores"]["logprobs"]) == len(tree["tokens"]["query"]) == 3
+    spans = client.post("/v1/look", json={"model": "span", "best": 2, **STORY}).json()["answers"]
+    assert all(STORY["context"][slice(*answer["span"])] == answer["text"] for answer in spans)
+    forced = client.post("/v1/look", json={"model": "letters", "text": "the", "target": " fox"}).json()
+    assert "".join(token["text"] for token in forced["tokens"]["query"][2:-1]) == " fox"
+    wrong = client.post("/v1/look", json={"model": "classes", "text": "the", "target": "food"})
+    assert refused(wrong, 400, "a target can be given to a model that writes; this one chooses.")
 
 
 def test_page_and_documentation(client):
@@ -106,8 +209,12 @@ def test_every_answer_has_the_security_headers(client):
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 WRONG = [
-    ({}, 422, "give either text or texts."),
-    ({"text": "a", "texts": ["b"]}, 422, "give either text or texts."),
+    ({}, 422, "give either text or texts (or question and context, to a model that answers)."),
+    (
+        {"text": "a", "texts": ["b"]},
+        422,
+        "give either text or texts (or question and context, to a model that answers).",
+    ),
     ({"texts": []}, 422, "texts: list should have at least 1 item"),
     ({"text": 5}, 422, "text: input should be a valid string."),
     ({"texts": "abc"}, 422, "texts: input should be a valid list."),
@@ -211,6 +318,31 @@ def test_cors(predictor):
             assert response.headers.get("access-control-allow-origin") == allowed
             response = client.post("/v1/predict", json={"text": 1}, headers={"Origin": origin})
             assert response.headers.get("access-control-allow-origin") == allowed
+
+
+def test_pages_elsewhere_can_read_the_refusals_of_the_gate(predictor, monkeypatch):
+    def broken(*texts, **options):
+        raise ZeroDivisionError("a bug")
+
+    settings = {"cors": ("https://example.org",), "max_body": 100, "read_timeout": 0.3}
+
+    def slowly():
+        yield b'{"text": '
+        time.sleep(0.8)
+        yield b'"a"}'
+
+    monkeypatch.setattr(predictor, "predict", broken)
+    with live({"tiny": predictor}, **settings) as server, httpx.Client(base_url=server.url) as client:
+        bodies = {413: b"x" * 200, 408: slowly(), 500: b'{"text": "a"}'}
+        for status, content in bodies.items():
+            for path in ("/v1/predict", "/v1/completions") if status == 413 else ("/v1/predict",):
+                headers = {"Origin": "https://example.org", "Content-Type": "application/json"}
+                response = client.post(path, content=content, headers=headers)
+                assert response.status_code == status
+                assert response.headers["access-control-allow-origin"] == "https://example.org"
+                assert response.headers["content-security-policy"] == POLICY
+        asked = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
+        assert client.options("/v1/predict", headers=asked).headers["access-control-allow-methods"] == "GET, POST"
 
 
 # --- starting and stopping -------------------------------------------------------------------------------------------

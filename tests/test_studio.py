@@ -11,10 +11,12 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 import pytest
 from conftest import tiny, train_tiny
+from serving import every_task
 
 import regard
 from regard.config import TransformerConfig
 from regard.maps import page as page_of
+from regard.models import Language
 from regard.run import fit, fresh
 from regard.serve import application
 from regard.service import ServeSettings
@@ -29,6 +31,7 @@ pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome is installed"),
 ]
 KEY = "open sesame"
+STORY = "Mary went to the kitchen. John went to the garden. Mary went to the office."
 HOSTILE = "</script><img src=x onerror=document.title='broken'> 👩‍👩‍👧 שלום 안녕 &amp; ${1}"
 
 
@@ -65,7 +68,8 @@ def predictors(tmp_path_factory):
         model = TransformerConfig(kind="transformer", positions=positions, **sizes)
         config = tiny().model_copy(update={"model": model})
         fit(fresh(config, folder / positions), folder / positions, lambda event: None, device="cpu")
-    return {name: regard.load(folder / name, device="cpu") for name in ("reverse", "additive", "linear", "rotary")}
+    found = {name: regard.load(folder / name, device="cpu") for name in ("reverse", "additive", "linear", "rotary")}
+    return {**found, **every_task(folder)}
 
 
 def served(predictors, settings):
@@ -157,8 +161,8 @@ def test_typing_looking_calculating_and_sharing(studio, page, browser):
 
 def test_the_calculator_agrees_with_every_map(studio, page, predictors):
     page.goto(studio)
-    script = """async ([model, text]) => {
-        const headers = {"Content-Type": "application/json"}, method = "POST", body = {model, text};
+    script = """async (body) => {
+        const headers = {"Content-Type": "application/json"}, method = "POST";
         const ask = (more) => fetch("v1/look", {method, headers, body: JSON.stringify({...body, ...more})})
             .then((response) => response.json());
         const names = (await ask({})).maps.map((entry) => entry.name), tree = await ask({vectors: names});
@@ -174,9 +178,175 @@ def test_the_calculator_agrees_with_every_map(studio, page, predictors):
         return [worst, count];
     }"""
     for name in predictors:
-        worst, count = page.evaluate(script, [name, "abcd"])
+        asked = {"text": "abcd"} if name not in ("word", "span") else {"question": "Where is Mary?", "context": STORY}
+        worst, count = page.evaluate(script, {"model": name, **asked})
         assert count > 0
         assert worst <= 0.5 / 255 + 1e-5, name
+
+
+def classes(page):
+    """The bars: classes and how likely each is, in percent."""
+    items = page.locator(".bars li").all()
+    return {
+        item.locator("button").inner_text(): float(item.locator(".gauge").inner_text().split()[0]) for item in items
+    }
+
+
+def test_classes_and_what_each_looked_at(studio, page):
+    page.goto(f"{studio}/#model=classes&text=the rain and the snow")
+    playwright.expect(page.locator(".given")).to_have_text("weather")
+    playwright.expect(page.locator("#submit")).to_have_text("Classify")
+    playwright.expect(page.locator("#settings")).to_be_hidden()
+    found = classes(page)
+    assert next(iter(found)) == "weather"
+    assert set(found) == {"weather", "food", "sport"}
+    assert sum(found.values()) == pytest.approx(100, abs=0.2)
+    playwright.expect(page.locator(".looks h3")).to_have_text("‘weather’ looks at")
+    before = painted(page, "key")
+    page.get_by_role("button", name="Look at food").click()
+    playwright.expect(page.locator(".looks h3")).to_have_text("‘food’ looks at")
+    assert painted(page, "key") != before
+    assert link(page)["map"] == "attention"
+    page.keyboard.press("ArrowUp")
+    playwright.expect(page.locator(".looks h3")).to_have_text("‘weather’ looks at")
+    page.fill("#text", "the soup and the cake")
+    playwright.expect(page.locator(".given")).to_have_text("food")
+    playwright.expect(page.locator("[aria-current=true]")).to_contain_text("food")
+    token(page, "key", "soup").hover()
+    playwright.expect(page.locator(".looks h3")).to_have_text("Who looks at ‘soup’")
+    page.select_option("#model", "several")
+    page.fill("#text", "the rain and the soup and the snow")
+    playwright.expect(page.locator(".given")).to_have_text("weather+food")
+    page.select_option("#model", "pooled")
+    playwright.expect(page.locator(".bars li")).to_have_count(3)
+    assert not page.wrong
+
+
+def test_a_question_and_where_its_answer_is(studio, page):
+    page.goto(studio)
+    page.select_option("#model", "span")
+    page.fill("#question", "Where is Mary?")
+    playwright.expect(page.locator(".empty")).to_contain_text("Ask a question")
+    page.fill("#text", STORY)
+    answer = page.locator(".given")
+    playwright.expect(answer).to_have_text(page.locator(".others li").first.inner_text().split("\n")[0])
+
+    def marked():
+        return "".join(page.locator(".line[data-of=key] .found").all_inner_texts())
+
+    assert marked() == answer.inner_text().replace(" ", "")
+    page.locator(".others li button").nth(1).click()
+    playwright.expect(answer).to_have_text(page.locator(".others li button").nth(1).inner_text())
+    assert marked() == answer.inner_text().replace(" ", "")
+    token(page, "query", "end").hover()
+    playwright.expect(page.locator(".looks h3")).to_have_text("‘end’ looks at")
+    assert link(page)["question"] == "Where is Mary?"
+    assert link(page)["text"] == STORY
+
+    page.select_option("#model", "word")
+    playwright.expect(page.locator(".line[data-of=key] .token")).to_have_count(4)
+    lines = page.locator(".line[data-of=key]").inner_text()
+    assert lines.split("\n") == ["Where is Mary?", STORY]  # as it was written, though it is read the latest first
+    assert answer.inner_text() in ("kitchen", "garden", "office", "hallway")
+    page.get_by_role("button", name="Question and context look at each other · Layer 2, head 3").click()
+    assert link(page)["map"] == "encoder.blocks.0.self_attention#1"
+    page.select_option("select[name=map]", "attention")
+    page.get_by_text("Calculator").click()
+    playwright.expect(page.locator(".calculator tr.hidden th")).to_have_text("Where is Mary?")
+    page.reload()
+    playwright.expect(page.locator("#question")).to_have_value("Where is Mary?")
+    playwright.expect(page.locator(".calculator tr.hidden th")).to_have_text("Where is Mary?")
+    assert not page.wrong
+
+
+def test_a_text_goes_on_token_by_token(studio, page):
+    page.goto(f"{studio}/#model=letters")
+    playwright.expect(page.locator("#submit")).to_have_text("Continue")
+    playwright.expect(page.locator("#live-label")).to_be_hidden()
+    page.fill("#text", "the quick")
+    page.get_by_text("Decoding").click()
+    for name, value in {"max_tokens": 24, "temperature": 0.5, "seed": 3, "top_p": 0.9}.items():
+        page.fill(f"[name={name}]", str(value))
+    with page.expect_request("**/v1/completions") as asked, page.expect_request("**/v1/look") as looked:
+        page.keyboard.press("Control+Enter")
+    body = asked.value.post_data_json
+    assert (body["temperature"], body["top_p"], body["max_tokens"], body["seed"]) == (0.5, 0.9, 24, 3)
+    written = looked.value.post_data_json["target"]
+    assert len(written) == 24
+    playwright.expect(page.locator(".heads")).to_be_visible()
+    playwright.expect(page.locator(".line[data-of=query] .token")).to_have_count(8 + 24 + 1)
+    assert page.locator(".line[data-of=query] .token[data-percent]").count() == 24 + 1
+    assert page.locator(".line[data-of=input] .token.prompt").count() == 9
+    playwright.expect(page.locator(".line[data-of=key]")).to_have_count(0)
+    playwright.expect(page.locator("select[name=row]")).to_have_value("8")
+    token(page, "query", "k").hover()
+    lit = painted(page, "input")
+    assert sum(weight**2 for weight in lit) == pytest.approx(1, abs=0.05)
+    page.reload()
+    playwright.expect(page.locator(".heads")).to_be_visible()
+    assert page.locator(".line[data-of=query]").inner_text().replace("·", "").startswith("the quick")
+    page.fill("[name=max_tokens]", "9999")
+    page.click("#submit")
+    playwright.expect(page.locator("#error")).to_contain_text("maximum context length is 64 tokens")
+    assert page.wrong == ["Failed to load resource: the server responded with a status of 400 (Bad Request)"]
+
+
+def test_writing_can_be_stopped(predictors, page, monkeypatch):
+    predictor = predictors["letters"]
+    step = Language.step
+
+    def slowly(self, tokens, state):
+        time.sleep(0.15)
+        return step(self, tokens, state)
+
+    monkeypatch.setattr(Language, "step", slowly)
+    address, stop = served({"letters": predictor}, ServeSettings())
+    try:
+        page.goto(f"{address}/#text=the quick&max_tokens=50&temperature=0")
+        playwright.expect(page.locator(".written .token").nth(2)).to_be_visible()
+        assert page.locator(".heads").count() == 0
+        page.get_by_role("button", name="Stop").click()
+        playwright.expect(page.locator(".heads")).to_be_visible()
+        assert 3 < page.locator(".line[data-of=query] .token[data-percent]").count() < 45
+        playwright.expect(page.locator("#stop")).to_be_hidden()
+        assert not page.wrong
+    finally:
+        stop()
+
+
+def test_another_answer_can_be_looked_at(studio, page):
+    page.goto(f"{studio}/#model=reverse&text=abcdef&best=3&beam=4")
+    answered(page, "fedcba")
+    other = page.locator(".others li").nth(1).locator("button")
+    text = other.inner_text()
+    other.click()
+    playwright.expect(page.locator(".others [aria-current=true] button")).to_have_text(text)
+    playwright.expect(page.locator(".others li")).to_have_count(3)
+    shown = page.locator(".line[data-of=query] .token:not(.special)").all_inner_texts()
+    assert "".join(shown) == text != "fedcba"
+    page.locator(".others li").first.locator("button").click()
+    playwright.expect(page.locator(".others [aria-current=true] button")).to_have_text("fedcba")
+    assert not page.wrong
+
+
+def test_long_texts_of_every_task(studio, page):
+    """500 tokens: the page answers, and a hover is quick."""
+    for name, text in {"classes": "rain " * 498, "span": STORY + " he" * 240}.items():
+        asked = f"&question=Where is Mary?&text={text}" if name == "span" else f"&text={text}"
+        page.goto("about:blank")
+        page.goto(f"{studio}/#model={name}{asked}")
+        playwright.expect(page.locator(".line.long .token").first).to_be_visible()
+        assert page.locator(".line[data-of=key] .token").count() >= 490
+        took = page.evaluate("""() => {
+            const tokens = document.querySelectorAll(".line[data-of=key] .token"), start = performance.now();
+            for (let index = 0; index < 20; index++) {
+                tokens[index * 20].dispatchEvent(new MouseEvent("mouseover", {bubbles: true}));
+                document.body.getBoundingClientRect();
+            }
+            return (performance.now() - start) / 20;
+        }""")
+        assert took < 100, f"one hover takes {took:.0f} ms"
+    assert not page.wrong
 
 
 def test_the_keyboard_reaches_everything(studio, page):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from regard.run import fresh as fresh
     from regard.run import resumed as resumed
     from regard.toml import read as read
+    from regard.vectors import embed as embed
 
 HOMES = {
     "read": "toml",
@@ -27,6 +28,7 @@ HOMES = {
     "fit": "run",
     "fresh": "run",
     "resumed": "run",
+    "embed": "vectors",
 }
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "RegardError",
     "RunError",
     "TrainError",
+    "embed",
     "evaluate",
     "fit",
     "fresh",

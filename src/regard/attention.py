@@ -165,7 +165,8 @@ class Joint(Linear):
         batch, n, _ = inputs.shape
         if self.groups[0] == self.groups[1]:
             return mapped.view(batch, n, parts.stop - parts.start, heads, self.head).permute(2, 0, 3, 1, 4).unbind(0)
-        return torch.split(mapped.view(batch, n, mapped.shape[-1] // self.head, self.head).transpose(1, 2), self.groups[parts], dim=1)
+        by_head = mapped.view(batch, n, mapped.shape[-1] // self.head, self.head).transpose(1, 2)
+        return torch.split(by_head, self.groups[parts], dim=1)
 
 
 def shared(memory: Memory, heads: int) -> Memory:
@@ -217,7 +218,8 @@ class Attention(nn.Module):
 
     def remember(self, inputs: Tensor) -> Memory:
         """inputs (batch, key, size) -> keys and values by head."""
-        return Memory(*self.maps.of(inputs, MEMORY, self.heads))
+        keys, values = self.maps.of(inputs, MEMORY, self.heads)
+        return Memory(keys, values)
 
     def both(self, inputs: Tensor, past: Memory | None = None, start: Start | None = None) -> tuple[Tensor, Memory]:
         """inputs (batch, n, size) that stand behind the past, or at `start` -> their queries, and the past with them

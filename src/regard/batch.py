@@ -93,9 +93,11 @@ def questions(
 
 
 def asked(text: str, question: Tokens, context: list[Tokens], most: int, model: ReaderConfig) -> Framed:
-    """Question and context as one row. What is too much is cut off: the oldest sentences, or the end of the context."""
+    """Question and context as one row. What is too much is cut off: the oldest sentences, or the end of the context; of a
+    question, what is more than half of all."""
     length = len(question.ids) + sum(len(part.ids) for part in context)
-    ids, offsets = question.ids[:most], question.offsets[:most]
+    half = max(1, most // 2)
+    ids, offsets = question.ids[:half], question.offsets[:half]
     room = most - len(ids)
     if model.unit == "sentence":
         sizes = itertools.accumulate(len(part.ids) + 1 for part in reversed(context))

@@ -28,6 +28,7 @@ Changes = Annotated[
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A directory that `regard train` made.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Engine = Annotated[str, typer.Option(help="What decodes: regard or ctranslate2.")]
 
 
 def version(wanted: bool) -> None:
@@ -92,7 +93,8 @@ def check(
     for doubt in doubts(prepared):
         say(f"warning: {doubt}")
     for example in prepared.splits.train[:3]:
-        say(f"  {example.source} -> {example.target}")
+        source, target = (text if len(text) <= 200 else f"{text[:199]}…" for text in (example.source, example.target))
+        say(f"  {source} -> {target}" if source else f"  {target}")
 
 
 @app.command()
@@ -171,6 +173,7 @@ def predict(
     prompt: Annotated[str | None, typer.Option(help="Continue this text, token by token, instead of input.")] = None,
     changes: Changes = None,
     device: Device = "auto",
+    engine: Engine = "regard",
 ) -> None:
     """Answer every line of standard input with a line: the run knows whether it translates, continues, classifies or
     answers (then a line is a question, a tab and the context).
@@ -180,9 +183,10 @@ def predict(
     """
     import json
 
-    from regard.predict import chunks, load
+    from regard.fast import load
+    from regard.predict import chunks
 
-    predictor = load(run, changes or (), device)
+    predictor = load(run, changes or (), device, engine)
     if prompt is not None:
         for part in predictor.stream(prompt):
             print(part, end="", flush=True)
@@ -307,6 +311,50 @@ def look(
 
 
 @app.command()
+def embed(
+    run: Run,
+    file: Annotated[Path | None, typer.Option("--out", help="Write the vectors to this .npy.")] = None,
+    tokens: Annotated[bool, typer.Option(help="A vector for every token; --out has a .json beside it.")] = False,
+    normalize: Annotated[bool, typer.Option(help="Make every line's vector 1 long.")] = False,
+    near: Annotated[int, typer.Option(min=0, help="Show each line's nearest other lines.")] = 0,
+    word: Annotated[str | None, typer.Option("--words", help="The words nearest to this one; reads no input.")] = None,
+    analogy: Annotated[str | None, typer.Option(help="'a b c': what is to c as b is to a; reads no input.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the lines in two dimensions: .png, .svg, .pdf.")] = None,
+    changes: Changes = None,
+    device: Device = "auto",
+) -> None:
+    """Give every line of standard input a vector: to a file, to standard output, or as what is near what.
+
+    Examples: `regard embed runs/m --out vectors.npy < lines.txt`, `regard embed runs/m --near 3 < lines.txt`,
+    `regard embed runs/m --analogy "man king woman"`
+    """
+    from regard import vectors
+    from regard.predict import load
+
+    predictor = load(run, changes or (), device)
+    if word is not None or analogy is not None:
+        for text, cosine in vectors.words(predictor, (analogy or "").split() or [word or ""]):
+            print(f"{cosine:.3f}\t{text}")
+        return
+    lines = list(stdin_lines())
+    if tokens:
+        if file is None:
+            raise InputError("--tokens needs --out FILE.npy: the tokens' texts are written beside it.")
+        vectors.save_tokens(file, vectors.states(predictor, lines), predictor.source)
+        return
+    found = vectors.embed(predictor, lines, normalize=normalize)
+    if file is not None:
+        vectors.save(file, found)
+    if picture is not None:
+        vectors.draw(picture, found, lines)
+    for text, others in zip(lines, vectors.nearest(found, near) if near else [], strict=False):
+        print(text, *(f"  {cosine:.3f}  {lines[number]}" for number, cosine in others), sep="\n")
+    if file is None and picture is None and not near:
+        for row in found.tolist():
+            print(*(f"{number:.6g}" for number in row))
+
+
+@app.command()
 def serve(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="What `regard train` made; the first is default.")
@@ -316,6 +364,7 @@ def serve(
     keys: Annotated[str | None, typer.Option(envvar="REGARD_KEYS", help="API keys, separated by commas.")] = None,
     changes: Changes = None,
     device: Device = "auto",
+    engine: Engine = "regard",
 ) -> None:
     """Serve runs over HTTP: a page, an API (/docs), and LibreTranslate's protocol. Ctrl-C finishes, then stops.
 
@@ -329,7 +378,52 @@ def serve(
     given = {"host": host, "port": port, "keys": json.dumps(keys.split(",")) if keys else None}
     own = [f"serve.{name}={value}" for name, value in given.items() if value is not None]
     settings, others = server_settings([*own, *(changes or ())])
-    start(runs, settings, others, device)
+    start(runs, settings, others, device, engine)
+
+
+@app.command("import")
+def import_(
+    source: Annotated[str, typer.Argument(metavar="DIR", help="A directory, a .gguf file, minilm or smollm2.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory to make.")],
+) -> None:
+    """Make a run of a model that others trained: BERT, GPT-2, GPT-NeoX, Llama, Marian and their like.
+
+    Examples: `regard import downloads/bert-base runs/bert`, `regard import smollm2 runs/smollm2`
+    """
+    from regard.console import out
+    from regard.exchange import import_run
+
+    config = import_run(source, run)
+    out.print(f"{run} is a run of kind {config.model.kind} now ({config.about})", markup=False, soft_wrap=True)
+
+
+@app.command()
+def export(
+    run: Run,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory to make.")],
+    to: Annotated[str, typer.Option(help="huggingface or ctranslate2.")] = "huggingface",
+    quantization: Annotated[str, typer.Option(help="Of ctranslate2: float32, int8, ...")] = "float32",
+) -> None:
+    """Write a run for others: transformers opens it (`from_pretrained`), or CTranslate2 runs it.
+
+    Examples: `regard export runs/n --to huggingface out`,
+    `regard export runs/n --to ctranslate2 fast --quantization int8`
+    """
+    from regard.console import out
+    from regard.errors import ConfigError
+
+    if to == "ctranslate2":
+        from regard.engine import export as write
+
+        write(run, folder, quantization)
+        made = "CTranslate2"
+    elif to == "huggingface":
+        from regard.export import export as convert
+
+        made = convert(run, folder)
+    else:
+        raise ConfigError(f"--to is {to!r}, expected huggingface or ctranslate2.")
+    out.print(f"written: {folder} ({made})", markup=False, soft_wrap=True)
 
 
 def main() -> None:

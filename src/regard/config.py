@@ -272,7 +272,7 @@ class BlockConfig(Settings):
     positions: Literal["sinusoidal", "learned", "rotary", "linear", "none"] = "sinusoidal"
     rotary_base: Annotated[float, Field(gt=0)] = 10_000.0
     bias: bool = True
-    """Whether the linear maps of blocks have a bias."""
+    """Whether the linear maps of blocks have a bias, and that of a language model's output is learned."""
     embedding_scale: bool = True
     """Whether embeddings are multiplied by the root of the size."""
     embedding_norm: bool = False
@@ -323,6 +323,8 @@ class EncoderConfig(BlockConfig):
     source_vectors: str | None = None
     """A text file of word vectors for the embedding."""
     freeze_vectors: bool = False
+    window: Annotated[int, Field(ge=0)] = 0
+    """Neighbours on either side that every token is mixed with before the blocks, by a convolution; 0: none (A5)."""
     token_dropout: Share = 0.0
     """The share of tokens that training hides behind <unk>, drawn anew every time."""
     pretrained: str | None = None
@@ -460,9 +462,8 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def target_fits_model(self) -> "Config":
-        chooses = self.model.kind == "classifier" or (
-            isinstance(self.model, ReaderConfig) and self.model.answer == "word"
-        )
+        words = isinstance(self.model, ReaderConfig) and self.model.answer == "word"
+        chooses = words or isinstance(self.model, ClassifierConfig)
         labels = self.text.target is not None and self.text.target.kind == "label"
         if chooses != labels:
             wanted = 'needs text.target = { kind = "label" }' if chooses else "has no labels: change text.target"

@@ -151,5 +151,7 @@ def show_evaluation(found: Evaluation) -> None:
         for label, row in found.confusion.items():
             counts.add_row(label, *(f"{row[name]:,}" for name in given))
         out.print(counts)
+    if found.cut:
+        out.print(f"{found.cut:,} sources were longer than the model takes, and cut", style="dim")
     for name, signature in found.signatures.items():
         out.print(f"{name}: {signature}", style="dim", soft_wrap=True, markup=False)

@@ -88,7 +88,11 @@ def read_files(settings: FileData) -> Splits:
         ledgers[name] = Ledger()
         files = getattr(settings, name)
         splits[name] = list(kept(pairs(settings, files), ledgers[name], alone)) if files else []
-    if not splits["train"]:
+    if not any(getattr(settings, name) for name in splits):
+        raise DataError(
+            "this run has no data, as one that was imported: give files, as with --set 'data.test=[\"my.txt\"]'."
+        )
+    if settings.train and not splits["train"]:  # type: ignore[attr-defined]
         raise DataError(f"the training data holds no example. {'; '.join(ledgers['train'].lines())}")
     if isinstance(settings, DocumentData):
         shared(settings, splits, ledgers)

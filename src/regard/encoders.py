@@ -27,13 +27,23 @@ class TextEncoder(Trainable):
         self.source_embedding = embedding(vocab, config.size)
         self.encoder = Encoder(config, config.layers, longest)
         self.hidden_share = config.token_dropout
+        width = 2 * config.window + 1
+        self.window = nn.Conv1d(config.size, config.size, width, padding=config.window) if config.window else None
+        self.window_dropout = Dropout(config.dropout)
 
     def states(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """source (batch, source) -> states (batch, source, size), and which of them are real (batch, 1, 1, source)."""
         source = self.hide(source)
         mask = padding(lengths, source.shape[1])
         full = bool((lengths == source.shape[1]).all())
-        return self.encoder(self.source_embedding(source), None if full else mask), mask
+        return self.encoder(self.mixed(self.source_embedding(source), mask), None if full else mask), mask
+
+    def mixed(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Embeddings (batch, source, size), each with what the window around it says; padding says nothing."""
+        if self.window is None:
+            return x
+        scaled = self.window_dropout(x * mask[:, 0, 0, :, None] * self.encoder.scale)
+        return x + F.relu(self.window(scaled.mT).mT) / self.encoder.scale
 
     def hide(self, source: Tensor) -> Tensor:
         """While training, ids (batch, source) with a share of the words behind <unk>: no rare word can be relied on."""
@@ -122,7 +132,8 @@ class Reader(TextEncoder):
         self.answer = config.answer
         if config.shared:
             self.encoder.blocks = nn.ModuleList([self.encoder.blocks[0]] * config.layers)
-        self.order = nn.Parameter(torch.ones(longest, config.size)) if config.unit == "sentence" else None
+        self.order = nn.Parameter(1 + torch.randn(longest, config.size)) if config.unit == "sentence" else None
+        """(place, size) multiplies the word at each place of a sentence, so that a sum of words knows their order."""
         self.dropout = Dropout(config.dropout)
         if config.answer == "word":
             self.attention = multi_head(config.size, config.heads)

@@ -1,5 +1,6 @@
 """Scores of a run on a split: over all examples, by the length of the source, and by the file it came from."""
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -30,6 +31,8 @@ class Evaluation(NamedTuple):
     """As `buckets`, by the file that examples came from, if there are several."""
     confusion: dict[str, dict[str, int]] | None = None
     """Of labels: how often each (first) was taken for each (second)."""
+    cut: int = 0
+    """Sources that were longer than the model takes, and cut."""
 
     def tree(self) -> dict[str, Any]:
         """For machines: without the texts."""
@@ -38,6 +41,7 @@ class Evaluation(NamedTuple):
             "metrics": self.metrics,
             "signatures": self.signatures,
             "buckets": self.buckets,
+            "cut": self.cut,
         }
         return (
             found
@@ -67,6 +71,9 @@ def evaluate(
     if isinstance(predictor.config.model, LanguageConfig):
         return Evaluation(modelled(predictor, examples, settings.metrics), {}, [], len(examples), [], [], [])
     known_labels(predictor, examples)
+    predictor = copy.copy(predictor)  # what is too long is cut, and counted: a score is over all examples
+    text = predictor.config.text.model_copy(update={"longer": "cut"})
+    predictor.config, predictor.cut = predictor.config.model_copy(update={"text": text}), 0
     asked = [Asked(example.source, [example.target], example.where.rpartition(":")[0]) for example in examples]
     if settings.group:
         merged: dict[str, Asked] = {}
@@ -106,6 +113,7 @@ def evaluate(
         if len(files) > 1
         else [],
         confusion(texts, wanted) if labels(predictor) else None,
+        predictor.cut,
     )
 
 
@@ -167,7 +175,8 @@ def surprise(predictor: Predictor, batches: Sequence[Batch]) -> tuple[float, int
 
 
 def temperature(predictor: Predictor, examples: Sequence[Example]) -> float:
-    """What logits are best divided by: of two hundred numbers between 1/8 and 8, the one with the least surprise."""
+    """What logits are best divided by: of two hundred numbers between 1/2 and 8, the one with the least surprise. No smaller:
+    few examples that are all right would make it sure of everything."""
     config = predictor.config
     text = config.text.model_copy(update={"longer": "cut"})
     pairs = encode(examples, predictor.source, predictor.target, text, Ledger(), config.model)
@@ -179,7 +188,7 @@ def temperature(predictor: Predictor, examples: Sequence[Example]) -> float:
             logits.append(predictor.model(Batch(*(tensor.to(device) for tensor in batch))).float().cpu())
             wanted.append(batch.answer[:, 0] - LABELS)
     every, right = torch.cat(logits), torch.cat(wanted)
-    choices = torch.logspace(-3, 3, 201, base=2.0)
+    choices = torch.logspace(-1, 3, 201, base=2.0)
     surprises = [float(torch.nn.functional.cross_entropy(every / choice, right)) for choice in choices]
     return float(choices[surprises.index(min(surprises))])
 

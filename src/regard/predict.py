@@ -86,7 +86,7 @@ class Predictor:
         prefixes = prefixes or [""] * len(sources)
         if len(prefixes) != len(sources):
             raise InputError(f"{len(prefixes)} prefixes came for {len(sources)} texts; each text needs its own.")
-        begins = [self.begun(*pair) for pair in zip(sources, prefixes, strict=True)]
+        begins = [self.beginning(*pair) for pair in zip(sources, prefixes, strict=True)]
         if max(map(len, begins), default=0) > self.config.text.max_length:
             raise InputError(f"a prefix has more than {self.config.text.max_length:,} tokens (text.max_length).")
         answers: list[list[Output]] = [[Output("", 0.0, [])] for _ in sources]
@@ -159,7 +159,7 @@ class Predictor:
         self.cut += framed_.length > most
         return framed_
 
-    def begun(self, source: Framed, prefix: str) -> list[int]:
+    def beginning(self, source: Framed, prefix: str) -> list[int]:
         """The ids of the text that an answer must begin with; a language model's goes on where its prompt ends."""
         if isinstance(self.model, Language):
             before, both = (self.source.encode(text).ids for text in (source.text, source.text + prefix))
@@ -245,10 +245,11 @@ class Predictor:
 
 
 def part(source: Framed, first: int, last: int, score: float) -> Output:
-    """The part of a context from one token to another."""
-    start, end = source.offsets[first][0], source.offsets[last][1]
+    """The part of a context from one token to another, without white space around it."""
+    inside = source.text[source.offsets[first][0] : source.offsets[last][1]]
+    start = source.offsets[first][0] + len(inside) - len(inside.lstrip())
     shift = source.text.index("\t") + 1
-    return Output(source.text[start:end], score, [], (start - shift, end - shift))
+    return Output(inside.strip(), score, [], (start - shift, start - shift + len(inside.strip())))
 
 
 def grouped(order: Sequence[int], sources: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]:

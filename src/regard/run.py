@@ -19,11 +19,11 @@ from regard.checkpoint import (
     replace,
     save_weights,
 )
-from regard.config import Config, FileData, LanguageConfig, ReaderConfig
+from regard.config import BlockConfig, Config, EncoderConfig, FileData, LanguageConfig, ReaderConfig
 from regard.data import Splits, read_files
 from regard.device import choose, keep_memory, precision
 from regard.encoders import LABELS, Classifier
-from regard.errors import DataError
+from regard.errors import ConfigError, DataError, RunError
 from regard.evaluation import evaluate, temperature
 from regard.generate import generate
 from regard.layers import load_vectors
@@ -101,11 +101,47 @@ def vocabularies(config: Config, splits: Splits) -> tuple[Vocabulary, Vocabulary
 
 
 def prepare(config: Config, run: Path | None = None) -> Prepared:
-    """Read everything; the vocabularies of a run that exists already are taken from it."""
+    """Read everything; the vocabularies of a run that exists already are taken from it, and a new run that begins with
+    a pretrained encoder takes that one's vocabulary and form."""
     splits = read_splits(config)
+    pretrained = None if run else pretrained_run(config)
+    config = like(config, load_config(pretrained)) if pretrained else config
     source, target = load_vocabularies(run) if run else vocabularies(config, splits)
+    source = load_vocabularies(pretrained)[0] if pretrained else source
     pairs = encode(splits.train, source, target or source, config.text, splits.ledgers["train"], config.model)
     return Prepared(config, splits, source, target, pairs)
+
+
+def pretrained_run(config: Config) -> Path | None:
+    """The run that an encoder begins with, if any."""
+    name = getattr(config.model, "pretrained", None)
+    return Path(name) if name else None
+
+
+def like(config: Config, pretrained: Config) -> Config:
+    """The same settings, with the form of a pretrained encoder and at most its length."""
+    form, model = pretrained.model, config.model
+    if type(form) is not EncoderConfig:
+        raise ConfigError(f"model.pretrained is a run of kind {form.kind}, expected encoder, as `regard import` makes.")
+    if getattr(model, "shared", False):
+        raise ConfigError("model.shared is one block for all layers, but those of model.pretrained are not the same.")
+    taken = {name: getattr(form, name) for name in (*BlockConfig.model_fields, "layers") if name != "dropout"}
+    room = pretrained.text.max_length - isinstance(model, ReaderConfig)  # a context has an end of its own
+    text = {"source": pretrained.text.source, "max_length": min(config.text.max_length, room)}
+    return config.model_copy(
+        update={"model": model.model_copy(update=taken), "text": config.text.model_copy(update=text)}
+    )
+
+
+def begin_with(model: AnyModel, run: Path) -> None:
+    """Fill embedding and encoder from a pretrained run; of its positions, those that the model has."""
+    path = run / "model.safetensors"
+    tensors, wanted = load_tensors(path), dict(model.named_parameters())
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            if name not in wanted or tensor[: len(wanted[name])].shape != wanted[name].shape:
+                raise RunError(f"{path}: {name} has no place of its shape {tuple(tensor.shape)} in this model.")
+            wanted[name].copy_(tensor[: len(wanted[name])])
 
 
 def doubts(prepared: Prepared) -> list[str]:
@@ -133,12 +169,13 @@ def fresh(config: Config, run: Path) -> Prepared:
     """Make a new run directory, ready to be trained."""
     prepared = prepare(config)
     ledgers = {name: ledger.tree() for name, ledger in prepared.splits.ledgers.items()}
-    create(run, config, prepared.source, prepared.target, ledgers)
+    create(run, prepared.config, prepared.source, prepared.target, ledgers)
     return prepared
 
 
-def build_model(prepared: Prepared) -> AnyModel:
-    """The model with its first weights; embeddings come from vector files by setting."""
+def build_model(prepared: Prepared, *, resumed: bool = False) -> AnyModel:
+    """The model with its first weights; embeddings come from vector files and encoders from other runs, by setting. One
+    that is resumed gets its weights later."""
     config = prepared.config.model
     model = build(prepared.config, prepared.source.size, prepared.target.size if prepared.target else None)
     for side, vocabulary in (("source", prepared.source), ("target", prepared.target or prepared.source)):
@@ -146,6 +183,9 @@ def build_model(prepared: Prepared) -> AnyModel:
         if path:
             table = getattr(model, f"{side}_embedding")
             load_vectors(table, path, vocabulary.find, freeze=config.freeze_vectors)
+    pretrained = pretrained_run(prepared.config)
+    if pretrained and not resumed:
+        begin_with(model, pretrained)
     return model
 
 
@@ -161,8 +201,8 @@ def fit(
     keep_memory()
     config = prepared.config
     place = choose(device)
-    model = build_model(prepared).to(place)
     saved = load_state(run)
+    model = build_model(prepared, resumed=saved is not None).to(place)
     forget_after(run / "metrics.jsonl", saved[1]["step"] if saved else 0)
     examples = prepared.splits.valid[: config.train.validate_examples]
     settings = config.evaluate

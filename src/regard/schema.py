@@ -45,6 +45,36 @@ PROBLEMS: Responses = {
         503: "The server is stopping, or busy.",
     }.items()
 }
+COMPLETIONS, MODELS = OPENAI = "/v1/completions", "/v1/models"
+"""OpenAI's paths, whose errors have OpenAI's form."""
+
+
+class Failing(BaseModel):
+    """An error as OpenAI describes it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Failure(BaseModel):
+    """What went wrong, and what to do, in OpenAI's form."""
+
+    error: Failing
+
+
+FAILURES: Responses = {status: {**PROBLEMS[status], "model": Failure} for status in (400, 401, 404, 408, 413, 429, 503)}
+
+
+def failure(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """An error as OpenAI words it."""
+    kinds = {401: "authentication_error", 429: "rate_limit_error"}
+    codes = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
+    kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code or codes.get(status)}}
+
+
 WRONG_KEY: Responses = {403: {"model": Problem, "description": "The API key is not known."}}
 
 # --- requests --------------------------------------------------------------------------------------------------------
@@ -89,23 +119,42 @@ class Question(Body):
     settings: Asked | None = None  # type: ignore[valid-type]
 
 
-class PredictBody(Question):
-    """One text or several."""
+class Asking(Question):
+    """A text, or what a reader reads: a question and the context that holds the answer."""
 
     text: Text | None = None
+    question: Text | None = None
+    context: Text | None = None
+
+    def given(self) -> list[str]:
+        """The text as the model takes it; none if there is none."""
+        if (self.question is None) != (self.context is None):
+            raise ValueError("question and context belong together: give both")
+        asked = [] if self.question is None else [f"{self.question.replace(TAB, ' ')}{TAB}{self.context}"]
+        return asked + ([] if self.text is None else [self.text])
+
+
+TAB = "\t"
+"""Between a question and its context."""
+
+
+class PredictBody(Asking):
+    """One text or several, or a question and its context."""
+
     texts: Annotated[list[Text], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
-    def one_of_both(self) -> "PredictBody":
-        if (self.text is None) == (self.texts is None):
-            raise ValueError("give either text or texts")
+    def one_of_them(self) -> "PredictBody":
+        if len(self.given()) + (self.texts is not None) != 1:
+            raise ValueError("give either text or texts (or question and context, to a model that answers)")
         return self
 
 
-class LookBody(Question):
+class LookBody(Asking):
     """A text, and which of its maps are wanted in full."""
 
-    text: Text
+    target: Text | None = None
+    """An answer to look at instead of the model's own; for models that write."""
     full: list[str] | None = None
     """Names of maps that are not reduced in size; null: all."""
     vectors: Annotated[list[str], Field(default_factory=list)]
@@ -113,21 +162,31 @@ class LookBody(Question):
     packed: bool = True
     """Whether weights come as base64 of bytes, or as numbers."""
 
+    @model_validator(mode="after")
+    def one_text(self) -> "LookBody":
+        if len(self.given()) != 1:
+            raise ValueError("give text (or question and context, to a model that answers)")
+        return self
+
 
 def decoding(predictor: Predictor, asked: Any) -> DecodeConfig:
     """A run's decoding settings with those that a client asks for."""
     return predictor.config.decode.model_copy(update=asked.model_dump(exclude_none=True) if asked else {})
 
 
-def complaint(problems: Sequence[Any]) -> tuple[int, str]:
-    """What is wrong with a body: the status, and the first problem in words."""
+def complaint(problems: Sequence[Any], known: type[Body] = PredictBody) -> tuple[int, str]:
+    """What is wrong with a body: the status, and the first problem in words; `known` has the fields it may have."""
     wrong = problems[0]
     place = ".".join(str(part) for part in wrong["loc"] if part != "body")
+    if place.startswith("prompt."):
+        return 422, "prompt must be a text, a list of texts, a list of token ids, or a list of such lists."
+    if place.startswith("stop."):
+        return 422, "stop must be a text, or a list of at most 4 texts, none of them empty."
     match wrong["type"]:
         case "json_invalid":
             return 400, f"the body is not JSON: {wrong['ctx']['error']}."
         case "extra_forbidden":
-            fields = Asked.model_fields if "settings" in wrong["loc"] else {**PredictBody.model_fields, "full": 0}
+            fields = Asked.model_fields if "settings" in wrong["loc"] else {**known.model_fields, "full": 0}
             return 422, f"unknown field {place[:100]}.{suggestion(str(wrong['loc'][-1])[:100], fields)}"
         case "model_attributes_type":
             return 422, f"{place or 'the body'} must be a JSON object, sent with Content-Type: application/json."
@@ -155,6 +214,10 @@ class TextAnswer(BaseModel):
     score: float
     tokens: list[TokenAnswer]
     flags: list[str]
+    probability: float | None = None
+    """Of an answer that was chosen, not written."""
+    span: tuple[int, int] | None = None
+    """Of an answer that is a part of the context: its first character in there, and the one after its last."""
 
 
 class PredictAnswer(BaseModel):
@@ -168,7 +231,11 @@ class ModelAnswer(BaseModel):
     """One model; its languages are null if its run names none."""
 
     id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
     kind: str
+    task: Literal["translate", "continue", "classify", "answer", "embed"]
     source: str | None
     target: str | None
     about: str

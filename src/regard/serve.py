@@ -2,6 +2,7 @@
 
 import contextlib
 import html
+import math
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Annotated, Any
 import torch
 from pydantic import ValidationError
 
+from regard.encoders import Classifier, Reader
 from regard.errors import ConfigError, RegardError
-from regard.predict import Predictor, load
+from regard.fast import load
+from regard.predict import Predictor
 from regard.toml import frozen, merge, suggestion
 
 try:
@@ -21,16 +24,20 @@ try:
     from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
     from starlette.exceptions import HTTPException
-    from starlette.middleware.cors import CORSMiddleware
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from regard import libre
+    from regard import completions, libre
     from regard.gate import Gate, Server, problem
     from regard.guard import Answer
     from regard.schema import (
+        COMPLETIONS,
+        FAILURES,
+        MODELS,
         PROBLEMS,
+        Asking,
         LookBody,
+        ModelAnswer,
         ModelsAnswer,
         PredictAnswer,
         PredictBody,
@@ -38,7 +45,8 @@ try:
         complaint,
         decoding,
     )
-    from regard.service import RefusedError, ServeSettings, Service
+    from regard.service import TASKS, RefusedError, ServeSettings, Service
+    from regard.writing import CompletionBody
 except ModuleNotFoundError as error:
     if (error.name or "").startswith("regard"):
         raise
@@ -56,12 +64,16 @@ KINDS = {
 # --- routes ----------------------------------------------------------------------------------------------------------
 
 
-def described(name: str, predictor: Predictor) -> dict[str, Any]:
-    """A model in /v1/models."""
+def described(name: str, predictor: Predictor, since: int) -> dict[str, Any]:
+    """A model in /v1/models, served since a time."""
     config = predictor.config
     source, target = (None if code == side else code for code, side in zip(config.text.languages, SIDES, strict=True))
     return {
         "id": name,
+        "object": "model",
+        "created": since,
+        "owned_by": "regard",
+        "task": TASKS[config.model.kind],
         "kind": config.model.kind,
         "source": source,
         "target": target,
@@ -75,42 +87,65 @@ SIDES = ("source", "target")
 """The languages of a run that names none."""
 
 
-def tree(answer: Answer) -> dict[str, Any]:
-    """An answer in /v1/predict."""
-    tokens = [{"text": token.text, "logprob": token.logprob} for token in answer.output.tokens]
-    return {"text": answer.output.text, "score": answer.output.score, "tokens": tokens, "flags": answer.flags}
+def tree(answer: Answer, chosen: bool) -> dict[str, Any]:
+    """An answer in /v1/predict; one that was chosen, not written, has a probability."""
+    output, more = answer.output, {}
+    if chosen:
+        more = {"probability": math.exp(output.score), "span": output.span}
+    tokens = [{"text": token.text, "logprob": token.logprob} for token in output.tokens]
+    return {"text": output.text, "score": output.score, "tokens": tokens, "flags": answer.flags, **more}
 
 
-def own_routes(service: Service) -> APIRouter:
+def fits(predictor: Predictor, body: Asking) -> None:
+    """Refuse a question and its context where a text is wanted."""
+    task = TASKS[predictor.config.model.kind]
+    if body.question is not None and task != "answer":
+        raise RefusedError(400, f"question and context came, but this model's task is to {task}: send text.")
+
+
+def own_routes(service: Service, guarded: Sequence[Any]) -> APIRouter:
     """The API of regard itself."""
-    guarded = [Depends(bearer(service.settings.keys))] if service.settings.keys else []
     listed: Responses = {status: PROBLEMS[status] for status in (401, 408, 413)}
-    router = APIRouter(tags=["regard"], dependencies=guarded, responses=listed)
+    router = APIRouter(tags=["regard"], dependencies=list(guarded), responses=listed)
     problems: Responses = {status: PROBLEMS[status] for status in (400, 404, 422, 429, 503)}
+    failures: Responses = {status: FAILURES[status] for status in (401, 408, 413)}
 
-    @router.get("/v1/models", responses={200: {"model": ModelsAnswer}})
+    @router.get(MODELS, responses={200: {"model": ModelsAnswer}, **failures})
     async def models() -> JSONResponse:
         """The runs that are served, the default one first."""
-        data = [described(name, predictor) for name, predictor in service.predictors.items()]
+        data = [described(name, predictor, service.since) for name, predictor in service.predictors.items()]
         return JSONResponse({"object": "list", "data": data})
+
+    @router.get(f"{MODELS}/{{model}}", responses={200: {"model": ModelAnswer}, **failures, 404: FAILURES[404]})
+    async def model(model: str) -> JSONResponse:
+        """One of the runs that are served."""
+        name = service.find(model)
+        return JSONResponse(described(name, service.predictors[name], service.since))
 
     @router.post("/v1/predict", responses={200: {"model": PredictAnswer}, **problems})
     async def predict(body: PredictBody) -> JSONResponse:
         """Answer one text or several, with scores, token log-probabilities and what is suspicious."""
         name = service.find(body.model)
-        texts = [body.text] if body.text is not None else body.texts or []
+        texts = body.texts or body.given()
         service.check(texts)
+        fits(service.predictors[name], body)
         found = await service.answers(name, texts, body.best, decoding(service.predictors[name], body.settings))
-        return JSONResponse({"model": name, "answers": [[tree(answer) for answer in answers] for answers in found]})
+        model = service.predictors[name].model
+        chosen = isinstance(model, Reader) or (isinstance(model, Classifier) and not model.multiple)
+        trees = [[tree(answer, chosen) for answer in answers] for answers in found]
+        return JSONResponse({"model": name, "answers": trees})
 
     @router.post("/v1/look", responses=problems)
     async def look(body: LookBody) -> Response:
         """Answer one text and give the attention behind it (docs/maps.md)."""
         name = service.find(body.model)
-        service.check([body.text])
+        (text,) = body.given()
+        service.check([text, body.target or ""])
+        fits(service.predictors[name], body)
         settings = decoding(service.predictors[name], body.settings)
         options = {"packed": body.packed, "full": body.full, "vectors": body.vectors}
-        return Response(await service.look(name, body.text, body.best, settings, options), media_type=KINDS[".json"])
+        found = await service.look(name, text, body.best, settings, options, body.target)
+        return Response(found, media_type=KINDS[".json"])
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -194,15 +229,10 @@ def application(predictors: Mapping[str, Predictor], settings: ServeSettings | N
 
     app = FastAPI(title="regard", docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan)
     app.state.service = service
-    for router in (own_routes(service), libre.routes(service), page_routes(service)):
+    guarded = [Depends(bearer(service.settings.keys))] if service.settings.keys else []
+    own, openai = own_routes(service, guarded), completions.routes(service, guarded)
+    for router in (own, openai, libre.routes(service), page_routes(service)):
         app.include_router(router)
-    if service.settings.cors:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(service.settings.cors),
-            allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
-        )
     app.add_middleware(Gate, service=service)
 
     answer_errors(app)
@@ -214,7 +244,12 @@ def answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return problem(*complaint(error.errors()))
+        wrong, path = error.errors(), request.url.path
+        if path != COMPLETIONS:
+            return problem(*complaint(wrong))
+        place = [str(part) for part in wrong[0]["loc"] if part != "body"]
+        _, words = complaint(wrong, CompletionBody)
+        return problem(400, words, path=path, param=place[0] if place else None)
 
     @app.exception_handler(HTTPException)
     async def failed(request: Request, error: HTTPException) -> Response:
@@ -223,15 +258,15 @@ def answer_errors(app: FastAPI) -> None:
             404: f"nothing is at {path}; /docs lists what is.",
             405: f"{request.method} is not possible at {path}, only {headers.get('Allow')}.",
         }
-        return problem(error.status_code, words.get(error.status_code, str(error.detail)), headers)
+        return problem(error.status_code, words.get(error.status_code, str(error.detail)), headers, path)
 
     @app.exception_handler(RefusedError)
     async def refused(request: Request, error: RefusedError) -> Response:
-        return problem(error.status, error.message, error.headers)
+        return problem(error.status, error.message, error.headers, request.url.path, error.param, error.code)
 
     @app.exception_handler(RegardError)
     async def unfit(request: Request, error: RegardError) -> Response:
-        return problem(400, str(error))
+        return problem(400, str(error), path=request.url.path)
 
 
 def server_settings(changes: Iterable[str]) -> tuple[ServeSettings, list[str]]:
@@ -250,14 +285,16 @@ def server_settings(changes: Iterable[str]) -> tuple[ServeSettings, list[str]]:
     return settings, [change for change in changes if not change.startswith("serve.")]
 
 
-def opened(runs: Sequence[Path], changes: Iterable[str], device: str) -> dict[str, Predictor]:
-    """Runs by the names of their directories."""
+def opened(
+    runs: Sequence[Path], changes: Iterable[str], device: str, engine: str = "regard", threads: int | None = None
+) -> dict[str, Predictor]:
+    """Runs by the names of their directories, to be decoded by an engine."""
     changes, found = list(changes), {}
     for run in runs:
         name = run.resolve().name
         if name in found:
             raise ConfigError(f"two runs are named {name}, and a model is asked for by name. Rename one directory.")
-        found[name] = load(run, changes, device)
+        found[name] = load(run, changes, device, engine, threads)
     return found
 
 
@@ -270,13 +307,19 @@ def allow_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def serve(runs: Sequence[Path], settings: ServeSettings, changes: Iterable[str] = (), device: str = "auto") -> None:
+def serve(
+    runs: Sequence[Path],
+    settings: ServeSettings,
+    changes: Iterable[str] = (),
+    device: str = "auto",
+    engine: str = "regard",
+) -> None:
     """Serve runs until SIGTERM or Ctrl-C; what was accepted by then is finished first."""
     if not runs:
         raise ConfigError("give at least one run to serve, as in `regard serve runs/n`.")
     threads = settings.threads or torch.get_num_threads()
     torch.set_num_threads(1)  # here; a second team of threads beside the model's would slow it to a third
-    app = application(opened(runs, changes, device), settings.model_copy(update={"threads": threads}))
+    app = application(opened(runs, changes, device, engine, threads), settings.model_copy(update={"threads": threads}))
     allow_connections()
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:

@@ -6,6 +6,7 @@ what else is in its batch.
 
 import asyncio
 import json
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,15 @@ from regard.predict import Predictor
 from regard.toml import suggestion
 
 Seconds = Annotated[float, Field(gt=0)]
+TASKS = {
+    "rnn": "translate",
+    "transformer": "translate",
+    "language": "continue",
+    "classifier": "classify",
+    "reader": "answer",
+    "encoder": "embed",
+}
+"""What a kind of model does for a client."""
 
 
 class ServeSettings(Settings):
@@ -69,9 +79,10 @@ class ServeSettings(Settings):
 class RefusedError(Exception):
     """A request that is not answered: the HTTP status, what to tell, and whether to come again."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+        """`param` and `code` are OpenAI's: the field that is wrong, and a word for what is wrong."""
         super().__init__(message)
-        self.status, self.message = status, message
+        self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = {"Retry-After": "1"} if status in (429, 503) else {}
 
 
@@ -221,6 +232,11 @@ class Service:
     def __init__(self, predictors: Mapping[str, Predictor], settings: ServeSettings) -> None:
         self.predictors, self.settings, self.metrics = dict(predictors), settings, Metrics()
         self.batcher = Batcher(settings, self.metrics)
+        self.since = int(time.time())
+
+    def doing(self, task: str) -> dict[str, Predictor]:
+        """The models that do one of TASKS."""
+        return {name: one for name, one in self.predictors.items() if TASKS[one.config.model.kind] == task}
 
     def find(self, name: str | None) -> str:
         """The name of a model; without one, the first."""
@@ -267,7 +283,7 @@ class Service:
         good = []
         for place, (number, text) in enumerate(items):
             try:
-                self.metrics.tokens.labels("source").inc(len(predictor.encode(text, f"text {number}").ids))
+                self.metrics.tokens.labels("source").inc(predictor.encode(text, f"text {number}").length)
                 good.append(place)
             except InputError as error:
                 outcomes[place] = error
@@ -279,11 +295,21 @@ class Service:
             self.metrics.flagged.inc(bool(answers[0].flags))
         return outcomes
 
-    async def look(self, name: str, text: str, best: int, settings: DecodeConfig, options: dict[str, Any]) -> bytes:
-        """What a model looked at while it answered a text, as JSON; `options` are those of `Look.tree`."""
+    async def look(
+        self,
+        name: str,
+        text: str,
+        best: int,
+        settings: DecodeConfig,
+        options: dict[str, Any],
+        target: str | None = None,
+    ) -> bytes:
+        """What a model looked at while it answered a text, or would have while it gave the answer `target`, as JSON;
+        `options` are those of `Look.tree`."""
 
         def work(items: list[None]) -> list[bytes]:
-            tree = look(self.predictors[name], text, settings=settings, best=best).tree(**options)
+            found = look(self.predictors[name], text, settings=settings, best=best, target=target)
+            tree = found.tree(**options)
             return [json.dumps(tree, allow_nan=False).encode()]
 
         (found,) = await self.batcher.submit(object(), work, [None])

@@ -6,20 +6,125 @@ half a character, nor the beginning of a stop.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from regard.batch import Batch, Framed
 from regard.decode import Limits, greedy, sampler, walk
 from regard.models import Language
 from regard.predict import Predictor, grouped
-from regard.schema import CompletionBody
+from regard.schema import Body, Text, whole
 from regard.text import BOS, EOS, Vocabulary, settled
 
 BUDGET = 16_384
 """Padded tokens of prompts that are read at once."""
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def nullable(schema: dict[str, Any]) -> None:
+    """In OpenAPI: every field may be null, which is as if it were left out."""
+    schema["properties"] = {name: {"anyOf": [field, {"type": "null"}]} for name, field in schema["properties"].items()}
+
+
+Stop = Annotated[str, Field(min_length=1), AfterValidator(whole)]
+
+
+class StreamOptions(Body):
+    """What a stream has beside its text."""
+
+    include_usage: bool = False
+
+
+Token = Annotated[int, Field(ge=0, lt=2**31)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+class CompletionBody(Body):
+    """OpenAI's request for continuations."""
+
+    model_config = ConfigDict(json_schema_extra=nullable)
+    model: str | None = None
+    """A name of /v1/models; the first that continues texts by default."""
+    prompt: (
+        Text
+        | Annotated[list[Text], Field(min_length=1)]
+        | Annotated[list[Token], Field(min_length=1)]
+        | Annotated[list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1)]
+    ) = ""
+    """A text or several, or the ids of their tokens."""
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 16
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    """0 takes the likeliest token."""
+    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
+    n: Annotated[int, Field(ge=1, le=128)] = 1
+    """Choices for each prompt."""
+    best_of: Annotated[int, Field(ge=1, le=128)] | None = None
+    """Only as many as n."""
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    """How many of the likeliest tokens are listed in every place."""
+    echo: bool = False
+    """Whether the prompt is repeated before the continuation."""
+    stop: Stop | Annotated[list[Stop], Field(max_length=4)] = Field(default_factory=list)
+    """Texts that end a continuation; they are not in it."""
+    seed: int | None = None
+    """The same seed gives the same text again."""
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    suffix: str | None = None
+    """Not supported."""
+    logit_bias: dict[str, float] | None = None
+    """Not supported."""
+    user: str | None = None
+    """Ignored."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_nulls(cls, tree: Any) -> Any:
+        if not isinstance(tree, dict):
+            return tree
+        return {name: value for name, value in tree.items() if value is not None or name not in cls.model_fields}
+
+    @model_validator(mode="after")
+    def supported(self) -> "CompletionBody":
+        for name in ("suffix", "logit_bias"):
+            if getattr(self, name):
+                raise ValueError(f"{name} is not supported: leave it out")
+        if self.best_of not in (None, self.n):
+            raise ValueError(f"best_of is {self.best_of}, n is {self.n}: only equal numbers are supported")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is only allowed when stream is true")
+        return self
+
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt: a text, or ids."""
+        single = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        found: Any = [self.prompt] if single else self.prompt
+        return list(found)
+
+    def stops(self) -> list[str]:
+        """Texts that end a continuation."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    def decoding(self) -> dict[str, Any]:
+        """As decoding settings."""
+        draws = self.temperature >= 1e-4  # below, nothing but the likeliest has a chance
+        return {
+            "sample": draws,
+            "temperature": self.temperature if draws else 1.0,
+            "top_k": None,
+            "top_p": max(self.top_p, 1e-9) if self.top_p < 1 else None,
+            "seed": (self.seed or 0) % 2**32,
+        }
+
+
+# --- one choice ------------------------------------------------------------------------------------------------------
 
 
 class Prompt(NamedTuple):
@@ -47,15 +152,12 @@ class Part(NamedTuple):
     finish: Literal["stop", "length"] | None = None
 
 
-# --- one choice ------------------------------------------------------------------------------------------------------
-
-
 class Choice:
     """One continuation while it is written, by the thread that owns the models."""
 
     def __init__(self, index: int, prompt: Prompt, body: CompletionBody, predictor: Predictor, sample: int) -> None:
         self.index, self.prompt, self.body, self.vocabulary = index, prompt, body, predictor.target
-        self.most = body.max_tokens
+        self.sample, self.most = sample, body.max_tokens
         self.settings = predictor.config.decode.model_copy(update=body.decoding())
         self.draw = sampler(self.settings, sample) if self.settings.sample else greedy
         self.emit: Callable[[Part], object] = lambda part: None
@@ -192,7 +294,8 @@ def write(predictor: Predictor, choices: Sequence[Choice]) -> list[Exception | N
         open_ = [choice for choice in choices if not choice.finish]
         if not own_engine(predictor):
             for choice in open_:
-                limits = {"max_ratio": 0.0, "max_extra": choice.most, "beam": 1}
+                seed = (choice.settings.seed + choice.sample) % 2**32
+                limits = {"max_ratio": 0.0, "max_extra": choice.most, "beam": 1, "seed": seed}
                 source = Framed(choice.prompt.text, choice.prompt.ids, [], len(choice.prompt.ids))
                 settings = choice.settings.model_copy(update=limits)
                 predictor.written([source], settings, 1, None, lambda row, *token, one=choice: one.hear(*token))

@@ -4,8 +4,8 @@
 (() => {
   const { say, make, link, words } = Regard;
   Object.assign(words.en, {
-    tagline: "what a model looks at while it answers", skip: "Skip to the answer", model: "Run", text: "Text",
-    hint: "Ctrl or ⌘ + Enter asks at once.", submit: "Answer", live: "while typing", settings: "Decoding",
+    tagline: "what a model looks at while it answers", skip: "Skip to the answer", model: "Run",
+    hint: "Ctrl or ⌘ + Enter asks at once.", live: "while typing", settings: "Decoding",
     reset: "As the run has it", "key field": "API key", copy: "Copy link", copied: "Copied",
     looking: "What the model looked at",
     beam: "Beam", length_penalty: "Length penalty", no_repeat: "No repeat of n-grams of size", best: "Answers",
@@ -13,25 +13,43 @@
     empty: "Type something, and the answer appears here. Touch a word of it to see what it looked at.",
     nobody: "The server does not answer. Is it still running?", strange: "The server answered {status}.",
     changed: "The answer has changed meanwhile; ask again.", longest: "at most {count} tokens",
-    none: "This server has no run to ask.",
+    none: "This server has no run to ask.", stop: "Stop", max_tokens: "Most tokens", question: "Question",
+    "translate text": "Text", "classify text": "Text", "continue text": "Beginning", "answer text": "Context",
+    "embed text": "Text", "translate submit": "Answer", "classify submit": "Classify", "continue submit": "Continue",
+    "answer submit": "Answer", "embed submit": "Look", writing: "Continuation", random: "random",
+    "continue empty": "Type a beginning, and the model goes on, token by token. Then see what each token looked at.",
+    "classify empty": "Type something to see how likely each class is, and what each class looked at.",
+    "answer empty": "Ask a question about a text: the answer, and where the question looked, appear here.",
   });
   Object.assign(words.ko, {
-    tagline: "모델이 답하면서 바라보는 곳", skip: "답으로 건너뛰기", model: "모델", text: "텍스트",
-    hint: "Ctrl 또는 ⌘ + Enter를 누르면 바로 답합니다.", submit: "답하기", live: "입력하는 동안", settings: "디코딩 설정", reset: "기본값으로",
+    tagline: "모델이 답하면서 바라보는 곳", skip: "답으로 건너뛰기", model: "모델",
+    hint: "Ctrl 또는 ⌘ + Enter를 누르면 바로 답합니다.", live: "입력하는 동안", settings: "디코딩 설정", reset: "기본값으로",
     "key field": "API 키", copy: "링크 복사", copied: "복사했습니다", looking: "모델이 본 것",
     beam: "빔 크기", length_penalty: "길이 벌점", no_repeat: "반복하지 않을 n-그램 크기", best: "답의 수", sample: "샘플링",
     temperature: "온도", top_k: "상위 k", top_p: "상위 p", seed: "시드", off: "끔",
     empty: "무엇이든 입력하면 여기에 답이 나옵니다. 답의 단어에 손을 대면 그 단어가 본 곳이 보입니다.",
     nobody: "서버가 응답하지 않습니다. 아직 실행 중인가요?", strange: "서버가 {status}(으)로 답했습니다.",
     changed: "그사이 답이 바뀌었습니다. 다시 물어보세요.", longest: "최대 {count}토큰", none: "이 서버에는 물어볼 모델이 없습니다.",
+    stop: "멈추기", max_tokens: "최대 토큰 수", question: "질문",
+    "translate text": "텍스트", "classify text": "텍스트", "continue text": "첫머리", "answer text": "지문", "embed text": "텍스트",
+    "translate submit": "답하기", "classify submit": "분류하기", "continue submit": "이어 쓰기", "answer submit": "답하기",
+    "embed submit": "들여다보기", writing: "이어 쓴 글", random: "무작위",
+    "continue empty": "첫머리를 입력하면 모델이 토큰을 하나씩 이어 씁니다. 그다음 토큰마다 본 곳을 볼 수 있습니다.",
+    "classify empty": "무엇이든 입력하면 분류마다 확률과 본 곳이 나옵니다.",
+    "answer empty": "글에 대해 질문하면 여기에 답과 질문이 본 곳이 나옵니다.",
   });
 
   const part = (id) => document.getElementById(id);
   const FIELDS = {
     beam: { min: 1, max: 64, step: 1 }, length_penalty: { min: 0, max: 10, step: 0.1 },
     no_repeat: { min: 0, max: 32, step: 1 }, best: { min: 1, max: 10, step: 1 },
-    sample: { type: "checkbox" }, temperature: { min: 0.05, step: 0.05 }, top_k: { min: 1, step: 1 },
-    top_p: { min: 0.01, max: 1, step: 0.01 }, seed: { min: 0, step: 1 },
+    sample: { type: "checkbox" }, temperature: { min: 0, step: 0.05 }, top_k: { min: 1, step: 1 },
+    top_p: { min: 0.01, max: 1, step: 0.01 }, max_tokens: { min: 1, step: 1 }, seed: { min: 0, step: 1 },
+  };
+  /** Which of them count for a task; of others, none. */
+  const OF_TASK = {
+    translate: Object.keys(FIELDS).filter((name) => name !== "max_tokens"),
+    continue: ["temperature", "top_p", "max_tokens", "seed"],
   };
   const SAMPLING = ["temperature", "top_k", "top_p", "seed"], SEARCHING = ["beam", "length_penalty"];
   const DELAY = 350, BEST = 3;
@@ -39,25 +57,37 @@
 
   // --- the server ---------------------------------------------------------------------------------------------------
 
-  /** JSON from the server; what goes wrong is an Error with words for a person. */
-  async function call(path, body, signal) {
+  /** A request, with the key if there is one. */
+  function send(path, body, signal) {
     const headers = { "Content-Type": "application/json" }, key = part("key").value;
     if (key) headers.Authorization = `Bearer ${key}`;
     const options = body ? { method: "POST", headers, signal, body: JSON.stringify(body) } : { headers, signal };
-    const response = await fetch(path, options).catch((error) => {
+    return fetch(path, options).catch((error) => {
       throw error.name === "AbortError" ? error : new Error(say("nobody"));
     });
+  }
+
+  /** JSON from the server; what goes wrong is an Error with words for a person. */
+  async function call(path, body, signal) {
+    const response = await send(path, body, signal);
     const answer = await response.json().catch(() => ({}));
     if (response.status === 401) part("locked").hidden = false;
-    if (!response.ok) throw new Error(answer.error || say("strange", { status: response.status }));
+    if (!response.ok) throw new Error(told(answer) || say("strange", { status: response.status }));
     return answer;
   }
 
+  /** What an error says, in our form or OpenAI's. */
+  const told = ({ error }) => error?.message ?? error;
+
   /** What the form asks for. */
   const question = () => {
-    const { best, ...settings } = changes();
-    return { model: part("model").value, text: part("text").value, best: best ?? answers(settings.beam), settings, packed: true };
+    const { best, ...settings } = changes(), asked = { model: part("model").value, packed: true }, text = part("text").value;
+    if (task() === "answer") return { ...asked, question: part("question").value, context: text, best: BEST };
+    if (task() !== "translate") return { ...asked, text };
+    return { ...asked, text, best: best ?? answers(settings.beam), settings };
   };
+  const complete = ({ model: name, text, question: asked, context }) =>
+    Boolean(name && (text ?? (asked.trim() && context)).trim());
 
   /** Ask, and show the answer; a question that is overtaken is dropped. */
   async function ask() {
@@ -65,18 +95,87 @@
     asking?.abort();
     const mine = (asking = new AbortController()), asked = question();
     remember();
-    if (!asked.text.trim() || !asked.model) return greet();
+    if (task() === "continue" ? !asked.model : !complete(asked)) return greet();
     busy(true);
     try {
-      const full = state.map ? [state.map] : [], vectors = state.calculator ? full : [];
-      const tree = await call("v1/look", { ...asked, full, vectors }, mine.signal);
+      if (task() === "continue") await write(asked, mine);
+      else await look(asked, mine.signal);
       complain(null);
-      shown = { tree, asked };
-      draw();
     } catch (error) {
       if (error.name !== "AbortError") complain(error);
     } finally {
       if (asking === mine) busy(false);
+    }
+  }
+
+  /** What a model looked at, drawn. Of another text, another class or token comes first. */
+  async function look(asked, signal, answers) {
+    const full = state.map ? [state.map] : [], vectors = state.calculator ? full : [];
+    const tree = await call("v1/look", { ...asked, full, vectors }, signal);
+    const other = shown && (shown.asked.text !== asked.text || shown.asked.target !== asked.target);
+    if (other && ["classify", "continue"].includes(task())) delete state.row;
+    if (answers) tree.answers = answers;
+    shown = { tree, asked };
+    draw();
+  }
+
+  /** Look at another of the answers that are shown. */
+  async function lookAt(target) {
+    const { tree, asked } = shown;
+    try {
+      await look({ ...asked, target }, asking.signal, tree.answers);
+    } catch (error) {
+      if (error.name !== "AbortError") complain(error);
+    }
+  }
+
+  /** Let the model go on, and show each token as it comes; then what they looked at. */
+  async function write({ model: name, text: prompt }, mine) {
+    const { temperature, top_p: top, max_tokens: most, seed } = { ...defaults(), ...changes() };
+    const body = { model: name, prompt, temperature, top_p: top, max_tokens: most, seed, stream: true, logprobs: 0 };
+    const line = make("p", { class: "line written", dir: "auto" }, make("span", { class: "prompt" }, prompt));
+    const card = make("section", { class: "answer" }, make("h2", {}, say("writing")), line);
+    let target = "";
+    for await (const { text, logprobs } of chunks(body, mine)) {
+      if (!target) part("view").replaceChildren(card);
+      target += text;
+      const chance = Math.exp(logprobs?.token_logprobs.at(-1) ?? 0);
+      const token = make("span", { class: "token", "data-percent": Regard.percent(chance, 1) }, text);
+      token.style.setProperty("--sure", chance);
+      line.append(token);
+      card.scrollIntoView({ block: "nearest" });
+    }
+    Regard.announce(`${say("writing")}: ${target}`);
+    part("stop").hidden = true;
+    shown = null;
+    if (!prompt.trim()) return;
+    await look({ model: name, text: prompt, target, packed: true }, mine.signal);
+  }
+
+  /** The chunks of a stream of completions, until it ends or is stopped. */
+  async function* chunks(body, mine) {
+    const stopped = new AbortController(), signal = AbortSignal.any([mine.signal, stopped.signal]);
+    part("stop").hidden = false;
+    part("stop").onclick = () => stopped.abort();
+    try {
+      const response = await send("v1/completions", body, signal);
+      if (response.status === 401) part("locked").hidden = false;
+      if (!response.ok) throw new Error(told(await response.json().catch(() => ({}))) || say("strange", response));
+      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+      for (let rest = "", done = false, value; !done;) {
+        ({ done, value = "" } = await reader.read());
+        const events = (rest + value).split("\n\n");
+        rest = events.pop();
+        for (const event of events.filter((one) => one !== "data: [DONE]")) {
+          const tree = JSON.parse(event.slice("data: ".length));
+          if (tree.error) throw new Error(told(tree));
+          yield tree.choices[0];
+        }
+      }
+    } catch (error) {
+      if (error.name !== "AbortError" || mine.signal.aborted) throw error;
+    } finally {
+      if (asking === mine) part("stop").hidden = true;
     }
   }
 
@@ -93,18 +192,21 @@
   function draw() {
     if (!shown) return greet();
     const onstate = (changed) => { state = changed; remember(); };
-    state = Regard.view(part("view"), shown.tree, { state, onstate, fetchMap }).state;
+    const onanswer = task() === "translate" ? lookAt : null;
+    state = Regard.view(part("view"), shown.tree, { state, onstate, fetchMap, onanswer }).state;
     remember();
   }
 
   function greet() {
     shown = null;
     busy(false);
-    part("view").replaceChildren(make("p", { class: "empty" }, say(models?.length === 0 ? "none" : "empty")));
+    part("view").replaceChildren(make("p", { class: "empty" },
+      say(models?.length === 0 ? "none" : words.en[`${task()} empty`] ? `${task()} empty` : "empty")));
   }
 
   function busy(on) {
-    part("view").setAttribute("aria-busy", on);
+    part("view").setAttribute("aria-busy", on && task() !== "continue");
+    part("stop").hidden = true;
   }
 
   function complain(error) {
@@ -114,6 +216,7 @@
   }
 
   const model = () => models?.find((other) => other.id === part("model").value);
+  const task = () => model()?.task ?? "translate";
 
   /** Fill every marked element with the words of the language. */
   function translate() {
@@ -121,13 +224,26 @@
     part("view").setAttribute("aria-label", say("looking"));
     for (const label of part("fields").children) {
       label.firstChild.textContent = say(label.dataset.field);
-      label.lastChild.placeholder = say("off");
+      label.lastChild.placeholder = say(label.dataset.field === "seed" ? "random" : "off");
     }
     describe();
   }
 
+  /** The form that the chosen run wants. */
+  function shape() {
+    const own = OF_TASK[task()] ?? [];
+    for (const element of document.querySelectorAll("[data-task]")) element.hidden = element.dataset.task !== task();
+    for (const label of part("fields").children) label.hidden = !own.includes(label.dataset.field);
+    part("settings").hidden = !own.length;
+    part("live-label").hidden = task() === "continue";
+    part("text").rows = task() === "answer" ? 8 : 4;
+    part("text-label").textContent = say(`${task()} text`);
+    part("submit").textContent = say(`${task()} submit`);
+  }
+
   /** What the chosen run is. */
   function describe() {
+    shape();
     const { about, source, target, max_length: longest } = model() ?? {};
     const languages = source && target ? `${source} → ${target}` : null;
     const most = longest && say("longest", { count: longest });
@@ -138,7 +254,12 @@
 
   /** How many answers to ask for: no more than the search keeps anyway, so that asking does not change the first. */
   const answers = (beam) => Math.min(BEST, beam ?? model()?.decode.beam ?? 1);
-  const defaults = () => ({ best: answers(), ...model()?.decode });
+  const defaults = () => {
+    const { decode, max_length: longest } = model() ?? {};
+    if (task() !== "continue") return { best: answers(), ...decode };
+    const { sample, temperature, top_p: top } = decode;
+    return { temperature: sample ? temperature : 0, top_p: top, max_tokens: Math.min(200, Math.ceil(longest / 2)) };
+  };
   const field = (name) => part("fields").querySelector(`[name=${name}]`);
 
   function build() {
@@ -156,7 +277,7 @@
 
   /** The settings that differ from the run's own. */
   function changes() {
-    const all = Object.keys(FIELDS).map((name) => [name, valueOf(field(name))]);
+    const all = (OF_TASK[task()] ?? []).map((name) => [name, valueOf(field(name))]);
     return Object.fromEntries(all.filter(([name, value]) => value !== (defaults()[name] ?? null) && value !== null));
   }
 
@@ -172,7 +293,7 @@
 
   /** Only the settings that count can be changed. */
   function permit() {
-    for (const name of SAMPLING) field(name).disabled = !field("sample").checked;
+    for (const name of SAMPLING) field(name).disabled = task() === "translate" && !field("sample").checked;
     for (const name of SEARCHING) field(name).disabled = field("sample").checked;
   }
 
@@ -180,23 +301,26 @@
 
   /** Keep everything in the address. */
   function remember() {
-    const { model: id, text } = question(), { map, head, row, hard, calculator } = state;
-    const { lang: language } = document.documentElement;
-    link.write({ model: id, text, ...changes(), map, head, row, hard, calculator, language });
+    const { map, head, row, hard, calculator } = state, { lang: language } = document.documentElement;
+    const asked = task() === "answer" ? part("question").value : null;
+    const form = { model: part("model").value, question: asked, text: part("text").value };
+    link.write({ ...form, ...changes(), map, head, row, hard, calculator, language });
   }
 
   /** Make the page what its address says. */
   function restore() {
-    const { model: id, text, map, head, row, hard, calculator, ...settings } = link.read();
+    const { model: id, question: asked, text, map, head, row, hard, calculator, ...settings } = link.read();
     Regard.speak(Regard.preferred());
     part("language").value = document.documentElement.lang;
     if (models.some((other) => other.id === id)) part("model").value = id;
     part("text").value = text ?? "";
+    part("question").value = asked ?? "";
     state = { map, head, row, hard, calculator };
     set(settings);
     part("settings").open = Object.keys(changes()).length > 0;
     translate();
-    ask();
+    if (task() === "continue" && !text) greet();
+    else ask();
   }
 
   async function copy() {
@@ -220,18 +344,28 @@
   /** Ask when the person pauses. */
   function later() {
     clearTimeout(timer);
-    if (part("live").checked) timer = setTimeout(ask, DELAY);
+    if (part("live").checked && task() !== "continue") timer = setTimeout(ask, DELAY);
   }
 
   function listen() {
-    const choose = () => { state = {}; set(); describe(); ask(); };
+    const choose = () => {
+      asking?.abort();
+      state = {};
+      set();
+      describe();
+      complain(null);
+      if (task() !== "continue") return ask();
+      greet();
+      return remember();
+    };
     part("ask").addEventListener("submit", (event) => { event.preventDefault(); ask(); });
     const urged = (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey);
     part("ask").addEventListener("keydown", (event) => urged(event) && ask());
     part("text").addEventListener("input", later);
+    part("question").addEventListener("input", later);
     part("key").addEventListener("change", () => (models ? ask() : start()));
     part("model").addEventListener("change", choose);
-    part("reset").addEventListener("click", () => { set(); ask(); });
+    part("reset").addEventListener("click", () => { set(); if (task() !== "continue") ask(); });
     part("copy").addEventListener("click", copy);
     part("skip").addEventListener("click", (event) => { event.preventDefault(); part("view").focus(); });
     addEventListener("hashchange", restore);

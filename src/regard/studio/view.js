@@ -13,6 +13,13 @@ const Regard = (() => {
       "encoder self": "Encoder: the source looks at itself",
       "decoder self": "Decoder: the output looks at what it has read",
       "decoder cross": "Decoder: the output looks at the source",
+      "classifier decoder cross": "Classes look at the text", "classifier encoder self": "The text looks at itself",
+      "reader decoder cross": "The question looks at the context",
+      "reader encoder self": "Question and context look at each other",
+      "language decoder self": "Every token looks at those before it", "encoder encoder self": "The text looks at itself",
+      "text line": "Text", "reader line": "Question and context", "ends line": "Where the answer starts and ends",
+      "read line": "What it read", "next line": "What came next", classes: "Classes", "no answer": "none of the classes",
+      "look at": "Look at {text}",
       thumb: "{map}, head {head}. Entropy {entropy} bits. {distance}", distance: "Mean distance {distance} tokens.",
       bits: "{entropy} bits", far: "{distance} away",
       under: "Under each head: its entropy, and how far it looks on average.",
@@ -37,6 +44,11 @@ const Regard = (() => {
       hard: "행마다 가장 센 곳 표시", save: "{kind} 파일로 저장",
       "encoder self": "인코더: 원문이 자신을 본다", "decoder self": "디코더: 출력이 읽은 것을 본다",
       "decoder cross": "디코더: 출력이 원문을 본다",
+      "classifier decoder cross": "분류가 텍스트를 본다", "classifier encoder self": "텍스트가 자신을 본다",
+      "reader decoder cross": "질문이 지문을 본다", "reader encoder self": "질문과 지문이 서로를 본다",
+      "language decoder self": "토큰마다 그 앞의 토큰을 본다", "encoder encoder self": "텍스트가 자신을 본다",
+      "text line": "텍스트", "reader line": "질문과 지문", "ends line": "답의 시작과 끝",
+      "read line": "읽은 것", "next line": "이어진 것", classes: "분류", "no answer": "해당하는 분류 없음", "look at": "{text} 들여다보기",
       thumb: "{map}, 헤드 {head}. 엔트로피 {entropy}비트. {distance}", distance: "평균 거리 {distance}토큰.",
       bits: "{entropy}비트", far: "거리 {distance}", under: "헤드 아래의 수: 엔트로피와 평균 거리.",
       cell: "{row}행 {query} → {column}열 {key}: {percent}",
@@ -52,7 +64,7 @@ const Regard = (() => {
       language: "언어", theme: "밝게 또는 어둡게", score: "점수 {score}", flags: "주의",
     },
   };
-  let language = "en";
+  let language = "en", kind = "";
 
   /** A word of the current language, with {names} filled in. */
   const say = (name, values = {}) =>
@@ -205,7 +217,8 @@ const Regard = (() => {
       const raw = query.reduce((sum, q, i) => sum + term(q, i), 0);
       const scaled = given.score === "scaled dot" ? raw / Math.sqrt(size) : raw;
       const score = scaled + (given.slopes ? given.slopes[head] * Math.abs(column - row) : 0);
-      return { column, key, value, raw, scaled, score, hidden: given.causal && column > row };
+      const hidden = (given.causal && column > row) || Boolean(given.hidden?.includes(column));
+      return { column, key, value, raw, scaled, score, hidden };
     });
     const highest = Math.max(...steps.filter((step) => !step.hidden).map((step) => step.score));
     for (const step of steps) step.weight = step.hidden ? 0 : Math.exp(step.score - highest);
@@ -221,15 +234,24 @@ const Regard = (() => {
 
   const LONG = 120;
 
+  /** The lists of tokens that are shown as lines, with their names: classes are bars, and one question is no line. */
+  const LINES = {
+    classifier: { key: "text line" }, encoder: { key: "text line" }, reader: { key: "reader line", query: "ends line" },
+    language: { input: "read line", query: "next line" },
+  };
+  const SEQUENCE = { key: "source", input: "read", query: "output" };
+  const writes = () => !["classifier", "reader", "encoder"].includes(kind);
+
   /** The tokens as a person reads them: a line for the source, one for the output, one for what was read. */
   class Lines {
     constructor(view) {
       this.view = view;
       this.tokens = {};
-      const { tree } = view, names = { key: "source", input: "read", query: "output" };
-      const texts = { key: tree.text.source, input: tree.text.target, query: tree.text.target };
+      const { tree } = view, { source, target } = tree.text, all = kind === "language" ? source + target : target;
+      const texts = { key: source, input: all, query: writes() ? all : "" };
       this.element = make("div", { class: "lines" });
-      for (const [list, name] of Object.entries(names)) {
+      for (const [list, name] of Object.entries(LINES[kind] ?? SEQUENCE)) {
+        if (kind === "reader" && tree.tokens[list].length < 2) continue;
         const line = this.line(list, texts[list]);
         this.element.append(make("h3", { "data-of": list }, say(name)), line);
         rove(line, ".token");
@@ -246,16 +268,27 @@ const Regard = (() => {
       const characters = Array.from(text), tokens = this.view.tree.tokens[list];
       const line = make("p", { class: tokens.length > LONG ? "line long" : "line", dir: "auto", "data-of": list });
       let at = 0;
-      this.tokens[list] = tokens.map((token, index) => {
-        const covered = token.end > token.start && token.start >= at;
+      this.tokens[list] = [];
+      const asRead = range(tokens.length).sort((a, b) => tokens[a].start - tokens[b].start || a - b);
+      for (const index of asRead) {  // a reader of sentences has the latest first
+        const token = tokens[index], covered = token.end > token.start && token.start >= at;
         const shown = covered ? characters.slice(token.start, token.end).join("") : token.text;
         const gap = characters.slice(at, token.start).join("") + (covered ? shown.match(/^\s*/)[0] : "");
         at = Math.max(at, token.end);
-        const element = this.token(list, index, shown.trim() || "·", !covered || !shown.trim());
-        line.append(gap, element);
-        return element;
-      });
+        const element = this.token(list, index, shown.trim() || "·", text !== "" && (!covered || !shown.trim()));
+        const between = !text ? " " : kind === "reader" ? gap.replace("\t", "\n") : gap;
+        line.append(element.classList.contains("prompt") ? make("span", { class: "prompt" }, between) : between, element);
+        this.tokens[list][index] = element;
+      }
       return line;
+    }
+
+    /** Mark the tokens of the source inside [start, end), or none. */
+    mark(span) {
+      this.tokens.key?.forEach((element, index) => {
+        const { start, end } = this.view.tree.tokens.key[index];
+        element.classList.toggle("found", Boolean(span) && start < span[1] && end > span[0]);
+      });
     }
 
     token(list, index, shown, special) {
@@ -263,7 +296,10 @@ const Regard = (() => {
         class: special ? "token special" : "token", role: "button", tabindex: index ? -1 : 0,
         "data-list": list, "data-index": index,
       }, shown);
-      const logprob = list === "query" ? this.view.tree.scores?.logprobs?.[index] : null;
+      const { tree } = this.view;
+      if (kind === "language" && tree.tokens[list][index].end <= Array.from(tree.text.source).length)
+        element.classList.add("prompt");
+      const logprob = list === "query" && writes() ? tree.scores?.logprobs?.[index - unscored(tree)] : null;
       if (logprob == null) return element;
       element.style.setProperty("--sure", Math.exp(logprob));
       element.dataset.percent = percent(Math.exp(logprob), 1);
@@ -291,7 +327,8 @@ const Regard = (() => {
           element.classList.toggle("asked", name === list && i === index);
         });
       }
-      if (other !== list) this.reveal(this.tokens[other][weights.indexOf(Math.max(...weights))]);
+      const strongest = this.tokens[other]?.[weights.indexOf(Math.max(...weights))];
+      if (other !== list && strongest) this.reveal(strongest);
     }
 
     /** Scroll a long line so that a token of it can be seen. */
@@ -481,7 +518,8 @@ const Regard = (() => {
       this.element = make("section", { class: "heads", "aria-label": say("heads") }, make("h2", {}, say("heads")));
       const names = [...new Set(view.tree.maps.map(groupOf))].sort((a, b) => b.endsWith("cross") - a.endsWith("cross"));
       for (const name of names) {
-        const title = make("h3", {}, say(name)), group = make("div", { role: "group", "aria-label": say(name) }, title);
+        const called = sayGroup(name), title = make("h3", {}, called);
+        const group = make("div", { role: "group", "aria-label": called }, title);
         const members = view.tree.maps.filter((entry) => groupOf(entry) === name);
         for (const entry of members) group.append(this.layer(entry));
         const first = group.querySelector("button");
@@ -494,7 +532,8 @@ const Regard = (() => {
 
     layer(entry) {
       const thumbs = range(entry.shape[0]).map((head) => this.thumb(entry, head));
-      return make("div", { class: "layer" }, make("span", { class: "name" }, layerOf(entry)), ...thumbs);
+      return make("div", { class: "layer" }, make("span", { class: "name" }, alone(entry) ? "" : layerOf(entry)),
+        make("div", { class: "thumbs" }, ...thumbs));
     }
 
     thumb(entry, head) {
@@ -558,14 +597,14 @@ const Regard = (() => {
     }
 
     table(entry, { steps, context }) {
-      const { score, slopes, size, causal } = entry.vectors, tokens = this.view.tree.tokens[entry.columns];
+      const { score, slopes, size, causal, hidden } = entry.vectors, tokens = this.view.tree.tokens[entry.columns];
       const [high, wide] = ["key", "value"].map((name) => largest(steps.map((step) => step[name])));
       const columns = [
         ["token", (step) => label(tokens[step.column])], ["key", (step) => bars(step.key, high)],
         [score === "additive" ? "v · tanh(q + k)" : "q · k", (step) => fixed(step.raw, 3)],
         score === "scaled dot" && [say("scale", { size }), (step) => fixed(step.scaled, 3)],
         slopes && ["bias", (step) => fixed(step.score, 3)],
-        causal && ["mask", (step) => (step.hidden ? say("masked") : "✓")],
+        (causal || hidden?.length > 0) && ["mask", (step) => (step.hidden ? say("masked") : "✓")],
         ["weight", (step) => gauge(step.weight)], ["value", (step) => bars(step.value, wide)],
         ["product", (step) => bars(step.product, wide)],
       ].filter(Boolean);
@@ -618,14 +657,20 @@ const Regard = (() => {
   }
 
   const groupOf = (entry) => `${entry.side} ${entry.kind}`;
+  const sayGroup = (group) => say(words.en[`${kind} ${group}`] ? `${kind} ${group}` : group);
   const layerOf = (entry) => say("layer", { layer: (entry.layer ?? 0) + 1 });
-  const titleOf = (entry) => `${say(groupOf(entry))} · ${layerOf(entry)}`;
+  /** Whether a map is the only one of its kind: that of classes, and of a question. */
+  const alone = (entry) => entry.kind === "cross" && !writes();
+  const titleOf = (entry) => sayGroup(groupOf(entry)) + (alone(entry) ? "" : ` · ${layerOf(entry)}`);
+  /** How many of the output's tokens have no probability: those of a prompt. */
+  const unscored = (tree) => tree.tokens.query.length - (tree.scores?.logprobs?.length ?? 0);
 
   // --- the whole -----------------------------------------------------------------------------------------------------
 
   class View {
     constructor(container, tree, options) {
       Object.assign(this, { container, tree, options, gone: new AbortController() });
+      kind = tree.kind ?? "";
       container.regard?.gone.abort();
       container.regard = this;
       this.state = this.checked(options.state ?? {});
@@ -641,16 +686,26 @@ const Regard = (() => {
       const { maps } = this.tree, crosses = maps.filter((entry) => entry.kind === "cross");
       const entry = maps.find((other) => other.name === map) ?? crosses.at(-1) ?? maps.at(-1);
       const [heads, rows] = entry?.shape ?? [0, 1];
-      const one = Number.parseInt(head, 10), line = Number.parseInt(row, 10) || 0;
+      const one = Number.parseInt(head, 10), line = Number.parseInt(row ?? this.first(entry), 10) || 0;
       return { map: entry?.name, head: one >= 0 && one < heads ? one : "mean", row: clamp(line, 0, rows - 1),
         hard: Boolean(hard), calculator: Boolean(calculator) };
+    }
+
+    /** The row that is shown first: the likeliest class; the first token that was written. */
+    first(entry) {
+      const { scores } = this.tree;
+      if (entry?.rows !== "query") return 0;
+      if (kind === "classifier") return scores.logprobs.indexOf(Math.max(...scores.logprobs));
+      return kind === "language" ? Math.min(unscored(this.tree), entry.shape[1] - 1) : 0;
     }
 
     build() {
       this.lines = new Lines(this);
       this.looks = make("section", { class: "looks" });
-      const answer = make("section", { class: "answer", "aria-label": say("answer") }, make("h2", {}, say("answer")),
-        this.flags(), this.lines.element, make("div", { class: "beside" }, this.looks, this.others()));
+      const answer = make("section", { class: "answer", "aria-label": say("answer") },
+        kind === "encoder" ? null : make("h2", {}, say("answer")),
+        this.flags(), this.given(), this.lines.element, make("div", { class: "beside" }, this.looks, this.others()));
+      this.lines.mark(this.place(this.tree.answers?.[0]));
       if (!this.tree.maps.length) {
         this.lines.show([]);
         return this.container.replaceChildren(answer, make("p", { class: "note" }, say("blind")));
@@ -676,10 +731,61 @@ const Regard = (() => {
       return flags.length ? make("ul", { class: "flags", "aria-label": say("flags") }, ...flags) : null;
     }
 
+    /** An answer that was chosen, in large letters; one that was written is a line of its own. */
+    given() {
+      if (!["classifier", "reader"].includes(kind)) return null;
+      return (this.large = make("p", { class: "given", dir: "auto" }, this.tree.text.target || say("no answer")));
+    }
+
+    /** The place of an answer in the source, in characters: its context comes after the tab. */
+    place(answer) {
+      const shift = Array.from(this.tree.text.source).indexOf("\t") + 1;
+      return answer?.span?.map((at) => at + shift);
+    }
+
+    /** The other answers, best first; those that can be looked at are buttons. */
     others() {
-      const items = (this.tree.answers ?? []).map(({ text, score }) => make("li", {},
-        make("span", { dir: "auto" }, text || "∅"), make("small", { title: say("score", { score }) }, fixed(score))));
+      if (kind === "classifier") return this.classes();
+      const items = (this.tree.answers ?? []).map((answer) => this.other(answer));
+      if (["encoder", "language"].includes(kind) || !items.length) return null;
       return make("section", { class: "others" }, make("h3", {}, say("others")), make("ol", {}, ...items));
+    }
+
+    other({ text, score, span }) {
+      const { onanswer } = this.options, local = kind === "reader";
+      const shown = make("span", { dir: "auto" }, text || "∅");
+      const amount = local ? gauge(Math.exp(score)) : make("small", { title: say("score", { score }) }, fixed(score));
+      const onclick = (event) => (local ? this.find(event.currentTarget, text, span) : onanswer(text));
+      const button = (local ? span : onanswer) && make("button", {
+        type: "button", class: "plain", onclick, "aria-label": say("look at", { text: text || "∅" }) }, shown);
+      return make("li", { "aria-current": text === this.tree.text.target ? "true" : null }, button || shown, amount);
+    }
+
+    /** Show where another answer is. */
+    find(button, text, span) {
+      this.large.textContent = text;
+      this.lines.mark(this.place({ span }));
+      for (const item of button.closest("ol").children) item.removeAttribute("aria-current");
+      button.closest("li").setAttribute("aria-current", "true");
+    }
+
+    /** Every class and how likely it is, likeliest first; where classes look at the text, one shows what it saw. */
+    classes() {
+      const { tokens, scores, maps } = this.tree, chances = scores.logprobs.map(Math.exp);
+      const looks = maps.find((entry) => entry.rows === "query");
+      const order = range(chances.length).sort((a, b) => chances[b] - chances[a]);
+      const item = (row) => {
+        const name = make("span", { dir: "auto" }, tokens.query[row].text);
+        const choose = () => this.choose({ map: looks.name, row });
+        const button = looks && make("button", {
+          type: "button", class: "plain", "data-row": row, onclick: choose, onmouseenter: () => this.point("query", row),
+          onmouseleave: () => this.rest(), onfocus: () => this.point("query", row),
+          "aria-label": say("look at", { text: tokens.query[row].text }) }, name);
+        return make("li", { "data-row": row }, button || name, gauge(chances[row]));
+      };
+      const list = make("ol", {}, ...order.map(item));
+      rove(list, "button");
+      return (this.bars = make("section", { class: "others bars" }, make("h3", {}, say("classes")), list));
     }
 
     /** The controls: map, head, row, hard alignment, downloads. */
@@ -727,6 +833,8 @@ const Regard = (() => {
       this.matrix.draw();
       this.width = this.matrix.stage.clientWidth;
       this.heads.show();
+      for (const item of this.bars?.querySelectorAll("li") ?? [])
+        item.setAttribute("aria-current", this.entry.rows === "query" && Number(item.dataset.row) === this.state.row);
       this.calculator.draw();
       this.rest();
     }
@@ -764,7 +872,9 @@ const Regard = (() => {
         .map((at) => (turned ? cellOf(entry, head, at, index) : cellOf(entry, head, index, at)));
       const other = turned ? entry.rows : entry.columns;
       this.lines.paint(list, index, other, weights);
-      this.list(this.tree.tokens[list][index], this.tree.tokens[other], weights, turned, spoken);
+      if (entry === this.entry && entry.pooled && this.options.fetchMap && !this.failure)
+        this.looks.replaceChildren(make("h3", {}, say("waiting")));  // until the true weights are here
+      else this.list(this.tree.tokens[list][index], this.tree.tokens[other], weights, turned, spoken);
       if (entry === this.entry) this.matrix.point(turned ? null : index, turned ? index : null);
     }
 
@@ -797,6 +907,7 @@ const Regard = (() => {
       const title = say(turned ? "seen" : "looks", { token: quoted(token) });
       const item = (index) => make("li", {}, make("bdi", {}, label(tokens[index])), gauge(weights[index]));
       const items = strongest.map(item);
+      this.looks.classList.toggle("sentences", kind === "reader" && this.tree.tokens.key.some(({ text }) => text.length > 24));
       this.looks.replaceChildren(make("h3", {}, title), make("ol", {}, ...items));
       const first = strongest.slice(0, 3).map((index) => `${label(tokens[index])} ${percent(weights[index])}`);
       if (spoken) announce(`${title}: ${first.join(", ")}`);
@@ -852,5 +963,5 @@ const Regard = (() => {
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", open);
   else open();
 
-  return { view, words, say, speak, make, bar, memory, link, preferred, announce, calculate };
+  return { view, words, say, speak, make, bar, memory, link, preferred, announce, calculate, percent };
 })();

@@ -1,0 +1,180 @@
+"""Texts, tokens and words as vectors: a model's states and its embedding table, and what is near what."""
+
+import io
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.batch import Framed
+from regard.checkpoint import replace
+from regard.encoders import Reader, TextEncoder
+from regard.errors import InputError
+from regard.mask import padding
+from regard.models import Language, Recurrent, Transformer
+from regard.picture import figure
+from regard.predict import Predictor, grouped
+from regard.text import SPECIAL, Vocabulary
+
+
+class Near(NamedTuple):
+    """Something near: its number, and the cosine of the angle between."""
+
+    number: int
+    cosine: float
+
+
+# --- texts -----------------------------------------------------------------------------------------------------------
+
+
+def embed(predictor: Predictor, texts: Iterable[str], *, normalize: bool = False) -> Tensor:
+    """A vector (texts, size) for every text: the mean of its tokens' states, those of <bos> and <eos> among them where
+    the model reads them; with `normalize`, of length 1. An empty text has zeros."""
+    found = states(predictor, texts, by_token=False)
+    vectors = torch.stack([own.mean(0) if len(own) else own.new_zeros(own.shape[1]) for _, own in found])
+    return F.normalize(vectors, dim=-1) if normalize else vectors
+
+
+def states(
+    predictor: Predictor, texts: Iterable[str], *, budget: int = 4096, by_token: bool = True
+) -> list[tuple[Framed, Tensor]]:
+    """Every text as the model reads it, and the state (tokens, size) of each of its tokens: of the encoder, or of a
+    language model. A model that reads whole sentences as one has no state of a token, but (sentences, size)."""
+    model = predictor.model
+    if by_token and isinstance(model, Reader) and model.order is not None:
+        raise InputError("this model reads whole sentences (model.unit): its tokens have no states.")
+    device = next(model.parameters()).device
+    rows = [predictor.encode(text, f"line {number}") for number, text in enumerate(texts, 1)]
+    if not rows:
+        raise InputError("no text came: give at least one line.")
+    found: dict[int, Tensor] = {}
+    order = sorted((i for i in range(len(rows)) if rows[i].ids), key=lambda i: len(rows[i].ids))
+    for group in grouped(order, [row.ids for row in rows], budget):
+        ids, lengths = (part.to(device) for part in predictor.tensors([rows[i] for i in group]))
+        with torch.inference_mode():
+            read, counts = encoded(model, ids, lengths)
+        for index, own, count in zip(group, read.float().cpu(), counts.tolist(), strict=True):
+            found[index] = own[:count].clone()
+    size = next((own.shape[1] for own in found.values()), model.source_embedding.weight.shape[1])
+    return [(row, found.get(index, torch.zeros(0, size))) for index, row in enumerate(rows)]
+
+
+def encoded(model: Any, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """ids (batch, source) -> states (batch, source, size), and how many of each row are real (batch,)."""
+    match model:
+        case Reader() if model.order is not None:
+            parts = model.parts(ids, lengths)
+            return parts.states, (parts.question | parts.context)[:, 0, 0].sum(-1)
+        case TextEncoder():
+            return model.states(ids, lengths)[0], lengths
+        case Language():
+            return model.decoder(model.source_embedding(ids))[0], lengths
+        case Recurrent():
+            return model.encoder(model.source_embedding(ids), lengths)[0], lengths
+        case Transformer():
+            return model.encoder(model.source_embedding(ids), padding(lengths, ids.shape[1])), lengths
+    raise InputError("this model has no vectors.")
+
+
+def nearest(vectors: Tensor, count: int) -> list[list[Near]]:
+    """For every vector (texts, size) the `count` others whose direction is most like its own, nearest first."""
+    normal = F.normalize(vectors, dim=-1)
+    found = []
+    for start in range(0, len(normal), 1024):
+        cosines = normal[start : start + 1024] @ normal.T
+        own = torch.arange(len(cosines))
+        cosines[own, own + start] = -torch.inf
+        best = cosines.topk(min(count, len(normal) - 1))
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        found += [[Near(*pair) for pair in zip(*row, strict=True)] for row in pairs]
+    return found
+
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+def words(predictor: Predictor, wanted: Sequence[str], count: int = 10) -> list[tuple[str, float]]:
+    """The entries of the vocabulary, and their cosines, whose embedding is nearest to a word's; or, of three words
+    a b c, to b - a + c: what is to c as b is to a. The words themselves are left out, and special entries."""
+    if len(wanted) not in (1, 3):
+        raise InputError(f"one word, or three for an analogy (a b c: what is to c as b is to a), not {len(wanted)}.")
+    ids = [entry(predictor.source, word) for word in wanted]
+    next(predictor.model.parameters())
+    table = F.normalize(predictor.model.source_embedding.weight.detach().float().cpu(), dim=-1)
+    target = table[ids[0]] if len(ids) == 1 else table[ids[1]] - table[ids[0]] + table[ids[2]]
+    cosines = table @ F.normalize(target, dim=0)
+    cosines[[*range(len(SPECIAL)), *ids]] = -torch.inf
+    best = cosines.topk(min(count, int(cosines.isfinite().sum())))
+    return [(shown(predictor.source, i), cosine) for cosine, i in zip(*map(Tensor.tolist, best), strict=True)]
+
+
+def entry(vocabulary: Vocabulary, word: str) -> int:
+    """The id of a word that is one entry of the vocabulary."""
+    found = vocabulary.find(word)
+    if found is None:
+        parts = " ".join(vocabulary.token(i) for i in vocabulary.encode(word).ids)
+        raise InputError(f"{word!r} is no entry of the vocabulary, but {parts or 'nothing'}: it has no vector.")
+    return found
+
+
+def shown(vocabulary: Vocabulary, index: int) -> str:
+    """An entry as text, or as it is written where it is no text of its own."""
+    text = vocabulary.decode([index]).strip()
+    return text if text and "\ufffd" not in text else vocabulary.token(index)
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def save(path: Path, vectors: Tensor) -> None:
+    """Vectors as .npy, which NumPy reads without unpickling."""
+    if path.suffix != ".npy":
+        raise InputError(f"{path} must end in .npy.")
+    file = io.BytesIO()
+    numpy.save(file, vectors.numpy(), allow_pickle=False)
+    replace(path, file.getvalue())
+
+
+def save_tokens(path: Path, found: Sequence[tuple[Framed, Tensor]], vocabulary: Vocabulary) -> None:
+    """All tokens' vectors, one text after another, as .npy (tokens, size); beside it, a .json with each text, which
+    rows are its own (from start to end), its tokens, and the characters they came from."""
+    save(path, torch.cat([own for _, own in found]))
+    lines, start = [], 0
+    for row, own in found:
+        tokens = [vocabulary.token(i) for i in row.ids]
+        lines.append(
+            {"text": row.text, "start": start, "end": start + len(own), "tokens": tokens, "offsets": row.offsets}
+        )
+        start += len(own)
+    replace(path.with_suffix(".json"), json.dumps({"lines": lines}, ensure_ascii=False, indent=1).encode())
+
+
+def flat(vectors: Tensor) -> Tensor:
+    """Vectors (n, size) -> (n, 2): along the two directions in which they differ most (PCA)."""
+    centred = vectors.double() - vectors.double().mean(0)
+    left, values, _ = torch.linalg.svd(centred, full_matrices=False)
+    points = (left * values)[:, :2]
+    points = points * torch.where(points.abs().max(0).values == points.max(0).values, 1.0, -1.0)  # one of two mirrors
+    return F.pad(points, (0, 2 - points.shape[1])).float()
+
+
+def draw(path: Path, vectors: Tensor, labels: Sequence[str], most: int = 40) -> None:
+    """A picture of vectors (n, size) with their labels, of which `most` characters are shown."""
+    points = flat(vectors)
+    height = max(4.0, min(14.0, 3.0 + 0.25 * len(labels)))
+    with figure(path, 1, 1, (1.4 * height, height)) as axes:
+        axis = axes[0, 0]
+        axis.scatter(points[:, 0].numpy(), points[:, 1].numpy(), s=14)
+        middle = (points[:, 0].min() + points[:, 0].max()).item() / 2
+        for (x, y), label in zip(points.tolist(), labels, strict=True):
+            text = (label if len(label) <= most else label[: most - 1] + "…").replace("$", r"\$")
+            side = {"xytext": (-4, 3), "ha": "right"} if x > middle else {"xytext": (4, 3), "ha": "left"}
+            axis.annotate(text, (x, y), textcoords="offset points", fontsize=8, **side)
+        axis.margins(0.1, 0.08)
+        axis.set_xticks([])
+        axis.set_yticks([])
