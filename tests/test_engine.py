@@ -299,6 +299,7 @@ def test_what_cannot_be_exported_says_why(tmp_path, tiny_run, runs):
         assert not (tmp_path / f"out{number}").exists()
         with pytest.raises(ConfigError, match=words):
             fast.load(run, (), "cpu", "ctranslate2")
+        assert not (run / "ctranslate2").exists()
 
 
 def test_bad_wishes(tmp_path, runs):

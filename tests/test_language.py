@@ -195,6 +195,15 @@ def test_a_prompt_that_is_too_long_is_refused_or_its_end_kept(run):
     assert len(predictor.predict(["가"])[0][0].tokens) - 1 <= 23
 
 
+def test_a_prompt_that_just_fits_with_its_beginning(tmp_path):
+    predictor = regard.load(tiny_language(tmp_path, "model.begin=true"), device="cpu")
+    fits = "가나다라 마바사아 자차카타 파하\n가나다라 "  # 23 characters and <bos>
+    assert len(predictor.encode(fits).ids) == 24
+    predictor.predict([fits])
+    with pytest.raises(InputError, match="has 25 tokens, this model takes at most 24"):
+        predictor.predict([f"{fits}마"])
+
+
 def test_metrics_that_a_language_model_does_not_have(run):
     from regard.run import read_splits
 

@@ -49,8 +49,8 @@ class Memory(NamedTuple):
     room: Room | None = None
 
     def grown(self, keys: Tensor, values: Tensor) -> "Memory":
-        """This memory with others behind it. While nothing is learned it grows in place, where there is room: to copy it
-        for every token is what a long text would spend most of its time with."""
+        """This memory with others behind it. While nothing is learned it grows in place, where there is room: a long
+        text would spend most of its time with copying it for every token."""
         before, after = self.keys.shape[-2], self.keys.shape[-2] + keys.shape[-2]
         room = self.room
         same = room is not None and room.keys.data_ptr() == self.keys.data_ptr() and room.filled == before

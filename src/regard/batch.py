@@ -63,12 +63,13 @@ def framed(texts: Sequence[str], vocabulary: Vocabulary, text: TextConfig, model
         return [asked(string, *parts, most, model) for string, parts in zip(texts, found, strict=True)]
     lead = [BOS] if isinstance(model, EncoderConfig) or (isinstance(model, LanguageConfig) and model.begin) else []
     tail = [] if isinstance(model, LanguageConfig) else [EOS]
-    keep = slice(-most, None) if isinstance(model, LanguageConfig) else slice(most)
+    prompts = isinstance(model, LanguageConfig)  # their <bos> takes room, and it is their end that is kept
+    keep = slice(len(lead) - most, None) if prompts else slice(most)
     out = []
     for string, (ids, offsets) in zip(texts, vocabulary.encode_all(texts), strict=True):
         end = (len(string), len(string))
         inside = [*[(0, 0)] * len(lead), *offsets[keep], *[end] * len(tail)]
-        out.append(Framed(string, [*lead, *ids[keep], *tail], inside, len(ids)))
+        out.append(Framed(string, [*lead, *ids[keep], *tail], inside, len(ids) + len(lead) * prompts))
     return out
 
 
@@ -93,8 +94,8 @@ def questions(
 
 
 def asked(text: str, question: Tokens, context: list[Tokens], most: int, model: ReaderConfig) -> Framed:
-    """Question and context as one row. What is too much is cut off: the oldest sentences, or the end of the context; of a
-    question, what is more than half of all."""
+    """Question and context as one row. What is too much is cut off: the oldest sentences, or the end of the context;
+    and of a question, what is more than half of all."""
     length = len(question.ids) + sum(len(part.ids) for part in context)
     half = max(1, most // 2)
     ids, offsets = question.ids[:half], question.offsets[:half]

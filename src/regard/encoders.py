@@ -128,7 +128,7 @@ class Reader(TextEncoder):
     context. What it saw gives a word; or where it looked is the answer itself: a span, from start to end."""
 
     def __init__(self, config: ReaderConfig, vocab: int, labels: int | None, longest: int) -> None:
-        super().__init__(config, vocab, longest)
+        super().__init__(config, vocab, longest + 1)  # the context has an end of its own
         self.answer = config.answer
         if config.shared:
             self.encoder.blocks = nn.ModuleList([self.encoder.blocks[0]] * config.layers)

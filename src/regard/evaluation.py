@@ -175,8 +175,8 @@ def surprise(predictor: Predictor, batches: Sequence[Batch]) -> tuple[float, int
 
 
 def temperature(predictor: Predictor, examples: Sequence[Example]) -> float:
-    """What logits are best divided by: of two hundred numbers between 1/2 and 8, the one with the least surprise. No smaller:
-    few examples that are all right would make it sure of everything."""
+    """What logits are best divided by: of two hundred numbers between 1/2 and 8, the one with the least surprise.
+    None is smaller: few examples that are all right would make it sure of everything."""
     config = predictor.config
     text = config.text.model_copy(update={"longer": "cut"})
     pairs = encode(examples, predictor.source, predictor.target, text, Ledger(), config.model)

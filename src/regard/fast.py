@@ -65,10 +65,8 @@ class Absent(nn.Module):
         nn.Module.__init__(self)
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        raise InputError(
-            "this folder holds a CTranslate2 model, which answers but cannot be looked into. Use the run that it was "
-            "exported from."
-        )
+        what = "a CTranslate2 model, which answers but cannot be looked into"
+        raise InputError(f"this folder holds {what}. Use the run that it was exported from.")
 
 
 class AbsentTransformer(Absent, Transformer):
@@ -110,8 +108,8 @@ class Fast(Predictor):
         """Answers that CTranslate2 decodes, ranked and scored as decode.py does."""
         if settings.slide:
             raise InputError("decode.slide: a CTranslate2 model cannot go on past its context. Use our own engine.")
-        begins = [list(prefix) for prefix in prefixes or [[]] * len(sources)]
-        rows = [self.row(source.ids, begin, settings) for source, begin in zip(sources, begins, strict=True)]
+        begins = prefixes or [[]] * len(sources)
+        rows = [self.row(source.ids, list(begin), settings) for source, begin in zip(sources, begins, strict=True)]
         if tell is not None and len(rows) == 1 and best == 1 and (settings.sample or settings.beam == 1):
             return [[self.output(self.told(rows[0], settings, tell))]]
         found = self.search(rows, settings, best)
@@ -338,7 +336,6 @@ def converted(predictor: Predictor, run: Path) -> Path:
     if folder.exists():
         return folder
     try:
-        home.mkdir(exist_ok=True)
         write(predictor, run, folder, "float32")
     except (OSError, RunError):
         folder = Path(tempfile.mkdtemp(prefix="regard-")) / "model"
