@@ -15,6 +15,7 @@ ORDER = [
     "config",
     "toml",
     "text",
+    "files",
     "data",
     "generate",
     "batch",

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from regard.batch import Pair, collate, encode, epoch, padding_share, source_batch
 from regard.config import TextConfig, Tokenization
-from regard.data import Example, Ledger
+from regard.data import Ledger
 from regard.errors import DataError
+from regard.files import Example
 from regard.text import BOS, EOS, PAD, Vocabulary
 
 LETTERS = Vocabulary.learn(["abcdefg"], Tokenization(kind="char"))

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from regard.config import JsonData, ParallelData, Sides, TableData
-from regard.data import Example, Ledger, Splits, cut, read_files
+from regard.data import Ledger, Splits, cut, read_files
 from regard.errors import DataError
+from regard.files import Example
 
 BOM = b"\xef\xbb\xbf"
 HINT = "Get it there."

@@ -11,9 +11,10 @@ from torch.testing import assert_close
 
 from regard.batch import Batch, Framed, Pair, collate, encode, framed
 from regard.config import ClassifierConfig, ReaderConfig, TextConfig, Tokenization
-from regard.data import Example, Ledger
+from regard.data import Ledger
 from regard.encoders import LABELS, Classifier, Reader
 from regard.errors import DataError
+from regard.files import Example
 from regard.recording import record
 from regard.text import BOS, EOS, Vocabulary
 

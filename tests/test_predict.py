@@ -8,9 +8,9 @@ import torch
 import regard
 from regard.batch import Pair, collate
 from regard.config import EvaluateConfig
-from regard.data import Example
 from regard.errors import DataError, InputError
 from regard.evaluation import evaluate, perplexity
+from regard.files import Example
 
 
 @pytest.fixture(scope="module")

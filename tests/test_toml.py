@@ -13,6 +13,7 @@ from regard.errors import ConfigError
 
 REVERSE = '[data]\nkind = "reverse"\n[model]\nkind = "transformer"\n'
 TABLE = '[data]\nkind = "tsv"\ntrain = ["a.tsv"]\n[model]\nkind = "rnn"\n'
+MODELS = "'rnn', 'transformer', 'language', 'encoder', 'classifier', 'reader'"
 PARALLEL = '[data]\nkind = "parallel"\ntrain = {source = ["a"], target = ["b"]}\n[model]\nkind = "rnn"\n'
 
 
@@ -109,7 +110,7 @@ def test_changed_settings_leave_the_given_ones(read):
         (REVERSE, "text.longer=no", "setting text.longer is 'no': input should be 'drop', 'cut' or 'error'."),
         (REVERSE, "train.betas=[0.9,'x']", "setting train.betas.1 is 'x': input should be a valid number."),
         (PARALLEL, "data.train.source=a", "setting data.train.source is 'a': input should be a valid tuple."),
-        (REVERSE, "model.kind=cnn", "model.kind is 'cnn', expected one of 'rnn', 'transformer', 'language', 'encoder', 'classifier', 'reader'."),
+        (REVERSE, "model.kind=cnn", f"model.kind is 'cnn', expected one of {MODELS}."),
         (REVERSE, "model.heads=7", "model: size 512 is not a multiple of heads 7."),
     ],
 )
@@ -146,7 +147,7 @@ def test_missing_kind_is_named(read):
 
 def test_missing_kind_lists_the_choices(read):
     message = refusal(read, '[data]\nkind = "reverse"\n[model]\nsize = 8')
-    assert message == "given.toml: setting model.kind is missing. Choose one of 'rnn', 'transformer', 'language', 'encoder', 'classifier', 'reader'."
+    assert message == f"given.toml: setting model.kind is missing. Choose one of {MODELS}."
 
 
 def test_wrong_column_is_named(read):

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from regard.config import EncoderConfig, LanguageConfig, Model, ReaderConfig, TextConfig, TrainConfig
-from regard.data import Example, Ledger
+from regard.data import Ledger
 from regard.errors import DataError
+from regard.files import Example
 from regard.text import BOS, EOS, PAD, SPECIAL, UNK, Tokens, Vocabulary
 
 SENTENCE = re.compile(r"(?s)\S.*?(?:[.!?](?=\s|$)|\n|$)")

@@ -1,13 +1,10 @@
 """The command line: a dozen verbs, each a few lines that call the library. Nothing heavy is imported before a verb
 needs it."""
 
-import contextlib
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -110,6 +107,7 @@ def train(
     Examples: `regard train numbers --run runs/n`, `regard train my.toml --set train.steps=2000`,
     `regard train --resume runs/n`
     """
+    from regard.console import trained
     from regard.errors import ConfigError
     from regard.run import fresh, resumed
     from regard.toml import read
@@ -124,44 +122,6 @@ def train(
         place = run or Path("runs") / Path(str(name)).stem
         prepared = fresh(read(str(name), changes or ()), place)
     trained(prepared, place, device)
-
-
-def trained(prepared: Any, run: Path, device: str) -> None:
-    """Train with everything a person at a terminal wants around it."""
-    from regard.console import Training, show_facts, show_ledgers
-    from regard.run import fit
-
-    with Training(prepared.config, run) as view, interruptible() as stop:
-        show_ledgers(prepared.splits.ledgers, view.say)
-        show_facts(prepared.facts(), view.say)
-        progress = fit(prepared, run, view, device=device, stop=stop)
-        if stop():
-            view.say(f"stopped at step {progress.step:,}; everything is saved. Go on with: regard train --resume {run}")
-            return
-        best = "" if progress.best is None else f"; best {prepared.config.evaluate.metrics[0]} {progress.best:.2f}"
-        view.say(
-            f"done: {progress.step:,} steps in {progress.seconds / 60:.1f} min{best} at step {progress.best_step:,}"
-        )
-        view.say(f"next: regard evaluate {run}, regard predict {run} < input.txt")
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C (or SIGTERM) into a wish to stop; a second one stops at once."""
-    wished: list[int] = []
-
-    def wish(number: int, frame: Any) -> None:
-        if wished:
-            raise KeyboardInterrupt
-        wished.append(number)
-        print("\nstopping after this step ...", file=sys.stderr)
-
-    before = {number: signal.signal(number, wish) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(wished)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @app.command()
@@ -183,6 +143,7 @@ def predict(
     """
     import json
 
+    from regard.console import stdin_lines
     from regard.fast import load
     from regard.predict import chunks
 
@@ -207,18 +168,6 @@ def predict(
         print(f"regard: {predictor.cut:,} lines were cut to {most:,} tokens.", file=sys.stderr)
 
 
-def stdin_lines() -> Iterator[str]:
-    """The lines of standard input; one that is not UTF-8 is an error that names it."""
-    for number, line in enumerate(sys.stdin.buffer, 1):
-        try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"standard input, line {number}: byte 0x{line[error.start]:02x} at {error.start + 1} is not UTF-8. "
-                "Convert the text first, for example with iconv -t UTF-8."
-            ) from error
-
-
 @app.command()
 def evaluate(
     run: Run,
@@ -235,7 +184,7 @@ def evaluate(
     import json
 
     from regard.checkpoint import replace
-    from regard.console import show_evaluation
+    from regard.console import counting, show_evaluation
     from regard.errors import ConfigError
     from regard.evaluation import evaluate as score
     from regard.predict import load
@@ -253,18 +202,6 @@ def evaluate(
         print(json.dumps({"run": str(run), "split": split, **found.tree()}))
     else:
         show_evaluation(found)
-
-
-@contextlib.contextmanager
-def counting(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error that counts up."""
-    from rich.progress import Progress
-
-    from regard.console import err
-
-    with Progress(console=err, disable=not err.is_terminal, transient=True) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, of: progress.update(task, completed=done, total=of)
 
 
 @app.command()
@@ -329,6 +266,7 @@ def embed(
     `regard embed runs/m --analogy "man king woman"`
     """
     from regard import vectors
+    from regard.console import stdin_lines
     from regard.predict import load
 
     predictor = load(run, changes or (), device)

@@ -1,8 +1,11 @@
 """What people see in the terminal: progress with rate and time left, ledgers, tables of scores."""
 
+import contextlib
 import math
+import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,7 +16,9 @@ from rich.table import Table
 
 from regard.config import Config
 from regard.data import Ledger
+from regard.errors import InputError
 from regard.evaluation import Evaluation
+from regard.run import fit
 from regard.train import Event
 
 err = Console(stderr=True, highlight=False)
@@ -155,3 +160,58 @@ def show_evaluation(found: Evaluation) -> None:
         out.print(f"{found.cut:,} sources were longer than the model takes, and cut", style="dim")
     for name, signature in found.signatures.items():
         out.print(f"{name}: {signature}", style="dim", soft_wrap=True, markup=False)
+
+
+def trained(prepared: Any, run: Path, device: str) -> None:
+    """Train with everything a person at a terminal wants around it."""
+    with Training(prepared.config, run) as view, interruptible() as stop:
+        show_ledgers(prepared.splits.ledgers, view.say)
+        show_facts(prepared.facts(), view.say)
+        progress = fit(prepared, run, view, device=device, stop=stop)
+        if stop():
+            view.say(f"stopped at step {progress.step:,}; everything is saved. Go on with: regard train --resume {run}")
+            return
+        best = "" if progress.best is None else f"; best {prepared.config.evaluate.metrics[0]} {progress.best:.2f}"
+        view.say(
+            f"done: {progress.step:,} steps in {progress.seconds / 60:.1f} min{best} at step {progress.best_step:,}"
+        )
+        view.say(f"next: regard evaluate {run}, regard predict {run} < input.txt")
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C (or SIGTERM) into a wish to stop; a second one stops at once."""
+    wished: list[int] = []
+
+    def wish(number: int, frame: Any) -> None:
+        if wished:
+            raise KeyboardInterrupt
+        wished.append(number)
+        print("\nstopping after this step ...", file=sys.stderr)
+
+    before = {number: signal.signal(number, wish) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(wished)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error that counts up."""
+    with Progress(console=err, disable=not err.is_terminal, transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, of: progress.update(task, completed=done, total=of)
+
+
+def stdin_lines() -> Iterator[str]:
+    """The lines of standard input; one that is not UTF-8 is an error that names it."""
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"standard input, line {number}: byte 0x{line[error.start]:02x} at {error.start + 1} is not UTF-8. "
+                "Convert the text first, for example with iconv -t UTF-8."
+            ) from error

@@ -9,9 +9,10 @@ import torch
 
 from regard.batch import Batch, collate, encode, epoch, joined, padded
 from regard.config import EvaluateConfig, LanguageConfig, Metric
-from regard.data import Example, Ledger
+from regard.data import Ledger
 from regard.encoders import LABELS, TextEncoder
 from regard.errors import DataError
+from regard.files import Example
 from regard.metrics import calibration_error, confusion, corpus, score
 from regard.predict import Output, Predictor
 from regard.text import UNK

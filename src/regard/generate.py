@@ -9,8 +9,9 @@ import re
 from collections.abc import Callable, Iterable
 
 from regard.config import DatesData, GeneratedData, NumbersData, ReverseData
-from regard.data import Example, Ledger, Splits, fingerprint
+from regard.data import Ledger, Splits, fingerprint
 from regard.errors import ConfigError
+from regard.files import Example
 
 
 def generate(settings: GeneratedData, seed: int) -> Splits:

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.data import content
 from regard.errors import DataError
+from regard.files import content
 
 
 class Linear(nn.Linear):

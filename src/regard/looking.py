@@ -4,7 +4,6 @@ One form for all of them (docs/maps.md). Nothing is averaged before it is shown.
 """
 
 import base64
-import itertools
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -22,13 +21,13 @@ from regard.config import DecodeConfig
 from regard.encoders import LABELS, Classifier, Reader, TextEncoder
 from regard.errors import InputError
 from regard.guard import judged
-from regard.maps import Map, Piece, described, packing, page, rounded
+from regard.maps import Map, Piece, described, packing, page, pieces, read, rounded, sentences, shown, word_at
 from regard.models import Language
 from regard.picture import save_grid, save_map
 from regard.position import linear_bias
 from regard.predict import Output, Predictor
 from regard.recording import record, watch
-from regard.text import BOS, EOS, SPECIAL, UNK, Vocabulary, clean
+from regard.text import BOS, EOS, SPECIAL, clean
 
 
 class Calculation(NamedTuple):
@@ -332,44 +331,6 @@ def agreed(there: Look, back: Look) -> list[tuple[str, str]]:
 
 
 QUESTION = Piece("question", 0, 0)
-
-
-def read(source: Framed) -> list[Piece]:
-    """A text's tokens; special ones by their names."""
-    pairs = zip(source.ids, source.offsets, strict=True)
-    return [Piece(SPECIAL[i] if i <= EOS and i != UNK else source.text[a:b], a, b) for i, (a, b) in pairs]
-
-
-def sentences(source: Framed) -> list[Piece]:
-    """A question and the sentences of its context, the latest first, as a reader of whole sentences sees them."""
-    ends = [place for place, i in enumerate(source.ids) if i == EOS]
-    found = []
-    for first, last in itertools.pairwise([-1, *ends]):
-        start, end = source.offsets[first + 1 + (first < 0)][0], source.offsets[last][1]
-        found.append(Piece(source.text[start:end], start, end))
-    return [found[0], *reversed(found[1:])]
-
-
-def shown(piece: Piece) -> str:
-    """A token's own name: its letters, or a dot for white space and for what is not a letter by itself."""
-    return piece.text.strip() or "·"
-
-
-def word_at(text: str, piece: Piece) -> int | None:
-    """The number of the word, parted by white space, that a token is in; none for a special one."""
-    letters = [place for place in range(piece.start, piece.end) if not text[place].isspace()]
-    return len(text[: letters[0] + 1].split()) - 1 if letters else None
-
-
-def pieces(vocabulary: Vocabulary, ids: list[int], text: str, prompt: Sequence[int] = ()) -> list[Piece]:
-    """The characters that each token of an output brought; one that does not complete a character brought none."""
-    ends = [0]
-    for count in range(1, len(ids) + 1):
-        begun = vocabulary.continued(prompt, ids[:count])
-        while not text.startswith(begun):
-            begun = begun[:-1]
-        ends.append(max(ends[-1], len(begun)))
-    return [Piece(text[start:end], start, end) for start, end in itertools.pairwise(ends)]
 
 
 def vectored(asked: Asked, causal: bool) -> dict[str, Any]:

@@ -1,14 +1,18 @@
 """The form of what was looked at (docs/maps.md): tokens, maps, and how they are packed into JSON and into a page."""
 
 import base64
+import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from regard.batch import Framed
+from regard.text import EOS, SPECIAL, UNK, Vocabulary
 
 LARGEST = 48
 """Rows and columns of a map that is only to be recognised, not read."""
@@ -21,6 +25,44 @@ class Piece(NamedTuple):
     text: str
     start: int
     end: int
+
+
+def read(source: Framed) -> list[Piece]:
+    """A text's tokens; special ones by their names."""
+    pairs = zip(source.ids, source.offsets, strict=True)
+    return [Piece(SPECIAL[i] if i <= EOS and i != UNK else source.text[a:b], a, b) for i, (a, b) in pairs]
+
+
+def sentences(source: Framed) -> list[Piece]:
+    """A question and the sentences of its context, the latest first, as a reader of whole sentences sees them."""
+    ends = [place for place, i in enumerate(source.ids) if i == EOS]
+    found = []
+    for first, last in itertools.pairwise([-1, *ends]):
+        start, end = source.offsets[first + 1 + (first < 0)][0], source.offsets[last][1]
+        found.append(Piece(source.text[start:end], start, end))
+    return [found[0], *reversed(found[1:])]
+
+
+def shown(piece: Piece) -> str:
+    """A token's own name: its letters, or a dot for white space and for what is not a letter by itself."""
+    return piece.text.strip() or "·"
+
+
+def word_at(text: str, piece: Piece) -> int | None:
+    """The number of the word, parted by white space, that a token is in; none for a special one."""
+    letters = [place for place in range(piece.start, piece.end) if not text[place].isspace()]
+    return len(text[: letters[0] + 1].split()) - 1 if letters else None
+
+
+def pieces(vocabulary: Vocabulary, ids: list[int], text: str, prompt: Sequence[int] = ()) -> list[Piece]:
+    """The characters that each token of an output brought; one that does not complete a character brought none."""
+    ends = [0]
+    for count in range(1, len(ids) + 1):
+        begun = vocabulary.continued(prompt, ids[:count])
+        while not text.startswith(begun):
+            begun = begun[:-1]
+        ends.append(max(ends[-1], len(begun)))
+    return [Piece(text[start:end], start, end) for start, end in itertools.pairwise(ends)]
 
 
 class Map(NamedTuple):
