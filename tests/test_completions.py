@@ -420,7 +420,7 @@ def test_parts_join_to_the_text_before_the_stop(text, stops, vocabulary):
     """Whatever the text and the stops: nothing is sent that is taken back, and nothing of a stop."""
 
     class Fake:
-        target, config = vocabulary, regard.read("shakespeare")
+        target, config = vocabulary, regard.read("shakespeare", ['data.train=["x"]'])
 
     ids = vocabulary.encode(text).ids
     want = vocabulary.decode(ids)
