@@ -1,5 +1,6 @@
 """Order: attention alone cannot tell 'I ate lunch' from 'lunch ate I'. Four ways to tell it."""
 
+import functools
 import math
 
 import torch
@@ -79,14 +80,29 @@ def rotary(x: Tensor, start: Start = 0, base: float = 10_000.0) -> Tensor:
     """Su 2021: turn the pairs (i, i + size/2) of queries or keys (batch, heads, n, size) by an angle that grows with
     the position, so that a dot product depends on the distance alone. The first row stands at `start`."""
     half = x.shape[-1] // 2
-    wide = torch.promote_types(x.dtype, torch.float32)
-    rates = torch.exp(torch.arange(half, device=x.device, dtype=wide) * (-math.log(base) / half))
-    angles = places(start, x.shape[-2], x.device).to(wide)[..., None] * rates  # (n, half), or (batch, n, half)
-    if angles.dim() == 3:
-        angles = angles[:, None]
-    sin, cos = angles.sin().to(x.dtype), angles.cos().to(x.dtype)
+    if isinstance(start, Tensor):
+        sin, cos = turns(places(start, x.shape[-2], x.device), half, base, x.dtype)
+    else:
+        sin, cos = known_turns(start, x.shape[-2], half, base, x.dtype, x.device, torch.is_inference_mode_enabled())
     left, right = x[..., :half], x[..., half:]
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+
+
+def turns(positions: Tensor, half: int, base: float, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Sine and cosine of every pair's angle at positions (n,) or (batch, n): (n, half), or (batch, 1, n, half)."""
+    wide = torch.promote_types(kind, torch.float32)
+    rates = torch.exp(torch.arange(half, device=positions.device, dtype=wide) * (-math.log(base) / half))
+    angles = positions.to(wide)[..., None] * rates
+    angles = angles[:, None] if angles.dim() == 3 else angles
+    return angles.sin().to(kind), angles.cos().to(kind)
+
+
+@functools.lru_cache(maxsize=8)
+def known_turns(
+    start: int, count: int, half: int, base: float, kind: torch.dtype, device: torch.device, inference: bool
+) -> tuple[Tensor, Tensor]:
+    """As `turns`, for all layers that ask the same; what was made in inference mode is of no use while training."""
+    return turns(places(start, count, device), half, base, kind)
 
 
 def linear_bias(heads: int, distance: Tensor) -> Tensor:
