@@ -17,8 +17,9 @@ from regard.batch import Pair, collate, epoch, updates
 from regard.checkpoint import load_state, load_tensors
 from regard.config import TrainConfig
 from regard.errors import TrainError
+from regard.files import Example
 from regard.predict import load
-from regard.run import build_model, fit, fresh, prepare, resumed
+from regard.run import build_model, fit, fresh, prepare, resumed, spread
 from regard.toml import changed
 from regard.train import Event, learn, optimizer_of, rate, train
 
@@ -259,3 +260,10 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     assert process.returncode == 0
     assert f"Go on with: regard train --resume {tmp_path / 'run'}" in said
     assert load_state(tmp_path / "run")[1]["step"] > 0
+
+
+def test_validation_examples_come_from_everywhere():
+    examples = [Example(str(n), "x", f"f:{n}") for n in range(10)]
+    assert [example.source for example in spread(examples, 4, group=False)] == ["0", "2", "5", "7"]
+    assert spread(examples, 20, group=False) == examples
+    assert spread(examples, 3, group=True) == examples[:3]

@@ -25,6 +25,7 @@ from regard.device import choose, keep_memory, precision
 from regard.encoders import LABELS, Classifier
 from regard.errors import ConfigError, DataError, RunError
 from regard.evaluation import evaluate, temperature
+from regard.files import Example
 from regard.generate import generate
 from regard.layers import load_vectors
 from regard.loss import Trainable
@@ -204,7 +205,7 @@ def fit(
     saved = load_state(run)
     model = build_model(prepared, resumed=saved is not None).to(place)
     forget_after(run / "metrics.jsonl", saved[1]["step"] if saved else 0)
-    examples = prepared.splits.valid[: config.train.validate_examples]
+    examples = spread(prepared.splits.valid, config.train.validate_examples, config.evaluate.group)
     settings = config.evaluate
 
     def validate(current: Trainable) -> Score:
@@ -234,6 +235,14 @@ def fit(
     if isinstance(model, Classifier) and not model.multiple and not stop():
         calibrate(run, prepared, model)
     return progress
+
+
+def spread(examples: list[Example], count: int, group: bool) -> list[Example]:
+    """At most `count` examples, as evenly from all of them as can be: files may be sorted by task or length. Those that
+    belong together (`group`) stay together, so then they are the first."""
+    if group or len(examples) <= count:
+        return examples[:count]
+    return [examples[number * len(examples) // count] for number in range(count)]
 
 
 def calibrate(run: Path, prepared: Prepared, model: Classifier) -> None:
