@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.layers import Linear
-from regard.mask import distance
+from regard.mask import causal, distance
 from regard.position import Start, linear_bias, rotary
 
 Score = Callable[[Tensor, Tensor], Tensor]
@@ -125,6 +125,10 @@ def context(query: Tensor, memory: Memory, mask: Tensor | None, score: Score) ->
     """The context alone, by whichever equal form is faster. This is the one place that chooses (docs/log.md has the
     figures). Not all forms of the fused kernel give a blind query zeros, so those are blanked after it."""
     if score is scaled_dot and fused_is_faster(query):
+        size = query.shape[-2]
+        if size == memory.keys.shape[-2] and mask is causal(size, size, query.device):
+            # the kernel knows this mask itself, and it leaves no query blind
+            return F.scaled_dot_product_attention(query, memory.keys, memory.values, is_causal=True)
         fused = F.scaled_dot_product_attention(query, memory.keys, memory.values, mask)
         return fused if mask is None else torch.where(mask.any(-1, keepdim=True), fused, 0.0)
     return attend(query, memory.keys, memory.values, mask, score=score).context

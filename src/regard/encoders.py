@@ -73,7 +73,7 @@ class Classifier(TextEncoder):
         count = labels - LABELS
         self.pool, self.multiple = config.pool, config.multiple
         looks = config.pool == "classes"
-        self.classes = nn.Parameter(torch.randn(count, config.size) * config.size**-0.5) if looks else None
+        self.classes = nn.Parameter(torch.randn(count, config.size)) if looks else None  # small, all would look alike
         self.attention = multi_head(config.size, config.heads) if looks else None
         self.dropout = Dropout(config.dropout)
         self.output = Output(count, config.size, None)

@@ -3,6 +3,8 @@
 All broadcast against scores of shape (batch, heads, query, key).
 """
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -12,9 +14,12 @@ def padding(lengths: Tensor, size: int) -> Tensor:
     return (torch.arange(size, device=lengths.device) < lengths[:, None])[:, None, None]
 
 
+@functools.lru_cache(maxsize=64)
 def causal(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
-    """Keys that are not ahead: (query, key). The last query stands at the last key."""
-    return distance(queries, keys, device) <= 0
+    """Keys that are not ahead: (query, key). The last query stands at the last key. The same object for the same sizes,
+    so that whoever gets it can know it; it must not be changed."""
+    with torch.inference_mode(False):  # it serves training too
+        return distance(queries, keys, device) <= 0
 
 
 def window(queries: int, keys: int, width: int, device: torch.device | None = None) -> Tensor:

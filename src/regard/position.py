@@ -57,11 +57,12 @@ class Sinusoidal(nn.Module):
 
 
 class Learned(nn.Module):
-    """Adds a learned vector per position; a longer input is an error."""
+    """Adds a learned vector per position; a longer input is an error. At first they are as large as embeddings, which
+    have a length of about `scale`: smaller ones are hardly seen, and learned late."""
 
-    def __init__(self, size: int, longest: int) -> None:
+    def __init__(self, size: int, longest: int, scale: float = 1.0) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.randn(longest, size) * size**-0.5)
+        self.table = nn.Parameter(torch.randn(longest, size) * (scale * size**-0.5))
 
     def forward(self, x: Tensor, start: Start = 0) -> Tensor:
         """x (batch, query, size), whose first row stands at `start`."""

@@ -119,7 +119,7 @@ def positions(config: BlockConfig, longest: int) -> nn.Module | None:
         case "sinusoidal":
             return Sinusoidal(config.size)
         case "learned":
-            return Learned(config.size, longest)
+            return Learned(config.size, longest, config.size**0.5 if config.embedding_scale else 1.0)
     return None
 
 
