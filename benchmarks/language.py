@@ -31,11 +31,16 @@ from regard.predict import Predictor, load
 from regard.run import fit, fresh, prepare
 from regard.toml import read
 
-RATE, LEAST, WARMUP, ROWS, CONTEXT, SIZE, HEADS, LAYERS = 1e-3, 1e-4, 100, 12, 64, 128, 4, 4
+RATE, LEAST, WARMUP, ROWS, CONTEXT, SIZE, HEADS, LAYERS = 2e-3, 1e-4, 100, 12, 64, 128, 4, 4
 NANO = [
     f"text.max_length={CONTEXT}",
     *(f"model.size={SIZE}", f"model.feedforward={4 * SIZE}", f"model.heads={HEADS}", f"model.layers={LAYERS}"),
-    *("model.dropout=0", "model.positions=learned", "train.average=1", f"train.batch_tokens={ROWS * CONTEXT}"),
+    *(
+        "model.dropout=0",
+        "model.positions=learned",
+        "model.embedding_scale=false",
+        f"train.batch_tokens={ROWS * CONTEXT}",
+    ),
     *(f"train.rate={RATE}", f"train.warmup={WARMUP}", "train.precision=float32"),
 ]
 
