@@ -67,9 +67,8 @@ def place(tmp_path_factory):
     put("squad/train.json", json.dumps({"data": [{"paragraphs": paragraphs}]}))
     with tarfile.open(data / "babi.tar.gz", "w:gz") as archive:
         for task in (1, 6):
-            who = [f"Mary {task}{n}" for n in range(7000)]
-            story = "".join(f"1 {one} went home.\n2 John left.\n3 Where is {one}? \thome\t1\n" for one in who)
-            story += "1 Mary went out.\n2 Where is Mary? \tout\t1\n"
+            who = [(f"Mary {task}{n}", "home" if n % 2 else "out") for n in range(7000)]
+            story = "".join(f"1 {one} went {place}.\n2 Where is {one}? \t{place}\t1\n" for one, place in who)
             entry = tarfile.TarInfo(f"./qa{task}_x_train.txt")
             entry.size = len(story)
             archive.addfile(entry, io.BytesIO(story.encode()))
