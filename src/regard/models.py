@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard import recurrent, transformer
@@ -108,35 +109,57 @@ class Transformer(Seq2Seq):
         return hidden, State(state.source, past)
 
 
+def followed(written: Tensor, source: Tensor, place: Tensor) -> Tensor:
+    """Where in its source each token stands that was written: the next such place behind the one before, going round;
+    a token that the source does not have leaves the place as it was. written (rows, n), source (rows, source), place
+    (rows,) before the first token, -1 at the very beginning -> (rows, n)."""
+    count, places = source.shape[1], []
+    every = torch.arange(count, device=source.device)
+    for tokens in written.unbind(1):
+        ahead = ((every - place[:, None] - 1) % count).masked_fill(source != tokens[:, None], count).amin(1)
+        place = torch.where(ahead < count, (place + 1 + ahead) % count, place)
+        places.append(place)
+    return torch.stack(places, dim=1)
+
+
 class Copying(Transformer):
     """D4 whose output may be a token of the source: a learned share of each step's probability lies on the vocabulary,
-    the rest on the source's tokens, by one more attention to them (Gu 2016, See 2017)."""
+    the rest on the source's tokens, by one more attention to them (Gu 2016, See 2017). With every token it wrote, the
+    decoder reads the source's state where that token stands, and the one behind: whoever copies has to know where he
+    is (Gu's selective read)."""
 
     def __init__(self, config: TransformerConfig, vocab: int, longest: int = 1024) -> None:
         super().__init__(config, vocab, None, longest)
         self.copy_attention = multi_head(config.size, 1)
         self.share = Linear(2 * config.size, 1)
+        self.here = Linear(2 * config.size, config.size)
 
     def encode(self, source: Tensor, lengths: Tensor) -> State:
         mask = padding(lengths, source.shape[1])
         states = self.encoder(self.source_embedding(source), mask)
         copied = self.copy_attention.remember(states)
-        return State((self.decoder.remember(states, mask), copied, mask, source), None)
+        return State((self.decoder.remember(states, mask), copied, mask, source, F.pad(states, (0, 0, 1, 1))), None)
 
     def decode(self, target: Tensor, state: State) -> tuple[Tensor, State]:
-        hidden, past = self.decoder(self.target_embedding(target), state.source[0], state.past)
-        return hidden, State(state.source, past)
+        memories, place = state.past or (None, torch.full_like(target[:, 0], -1))
+        source, states = (one.repeat_interleave(len(target) // len(one), dim=0) for one in state.source[3:])
+        places = followed(target, source, place)
+        rows = torch.arange(len(target), device=target.device)[:, None]
+        near = torch.cat([states[rows, places + 1], states[rows, places + 2]], dim=-1)  # a row of zeros at either end
+        read = self.target_embedding(target) + self.here(near) / self.decoder.scale
+        hidden, memories = self.decoder(read, state.source[0], memories)
+        return hidden, State(state.source, (memories, places[:, -1]))
 
     def mixed(self, hidden: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
         """hidden (rows, n, size) -> the logarithms of the vocabulary's share and of the source's (rows, n, 1), and how
         the latter lies on the source's places (rows, n, source)."""
-        _, memory, mask, _ = state.source
+        _, memory, mask, *_ = state.source
         sentences = len(mask)
         queries = self.copy_attention.ask(hidden.reshape(sentences, -1, hidden.shape[-1]))
         seen = self.copy_attention(queries, memory, mask).view(hidden.shape)
         places = self.copy_attention.weights(queries, memory, mask)[:, 0].reshape(*hidden.shape[:-1], -1)
         share = self.share(torch.cat([hidden, seen], dim=-1))
-        return torch.nn.functional.logsigmoid(share), torch.nn.functional.logsigmoid(-share), places
+        return F.logsigmoid(share), F.logsigmoid(-share), places
 
     def logprobs(self, hidden: Tensor, state: State) -> Tensor:
         """hidden (rows, n, size) -> log-probabilities (rows, n, vocab)."""

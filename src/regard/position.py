@@ -85,17 +85,18 @@ def rotary(x: Tensor, start: Start = 0, base: float = 10_000.0) -> Tensor:
         sin, cos = turns(places(start, x.shape[-2], x.device), half, base, x.dtype)
     else:
         sin, cos = known_turns(start, x.shape[-2], half, base, x.dtype, x.device, torch.is_inference_mode_enabled())
-    left, right = x[..., :half], x[..., half:]
-    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+    return torch.addcmul(x * cos, x.roll(half, -1), sin)
 
 
 def turns(positions: Tensor, half: int, base: float, kind: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Sine and cosine of every pair's angle at positions (n,) or (batch, n): (n, half), or (batch, 1, n, half)."""
+    """Sine and cosine of every pair's angle at positions (n,) or (batch, n): (n, 2 * half), or (batch, 1, n, 2 * half),
+    once for each of the pair; the first one's sine with its sign turned, by which it is multiplied with the other."""
     wide = torch.promote_types(kind, torch.float32)
     rates = torch.exp(torch.arange(half, device=positions.device, dtype=wide) * (-math.log(base) / half))
     angles = positions.to(wide)[..., None] * rates
     angles = angles[:, None] if angles.dim() == 3 else angles
-    return angles.sin().to(kind), angles.cos().to(kind)
+    sin, cos = angles.sin(), angles.cos()
+    return torch.cat([-sin, sin], dim=-1).to(kind), torch.cat([cos, cos], dim=-1).to(kind)
 
 
 @functools.lru_cache(maxsize=8)
