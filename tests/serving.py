@@ -54,11 +54,11 @@ class Held(Predictor):
         self.begun, self.go = threading.Event(), threading.Event()
         self.batches: list[list[str]] = []
 
-    def predict(self, texts, **options):
-        self.batches.append(list(texts))
+    def flow(self, sources, settings, best=1, **options):
+        self.batches.append([source.text for source in sources])
         self.begun.set()
         assert self.go.wait(5)
-        return super().predict(texts, **options)
+        return super().flow(sources, settings, best, **options)
 
 
 def wait_until(condition, seconds=10.0):

@@ -31,6 +31,8 @@ ORDER = [
     "device",
     "checkpoint",
     "train",
+    "limits",
+    "beam",
     "decode",
     "metrics",
     "predict",

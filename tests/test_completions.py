@@ -206,6 +206,8 @@ def test_penalties_push_repeats_away(client):
 class Other(Predictor):
     """A predictor that another engine would decode for: it tells tokens, and no distributions."""
 
+    own = False
+
     def __init__(self, inner):
         super().__init__(inner.model, inner.config, inner.source, inner.target)
 

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from regard.batch import Pair, collate
 from regard.config import Config, ReverseData, Tokenization, TransformerConfig
-from regard.models import Copying, State, build
+from regard.models import Copying, State, build, followed
 
 pytestmark = pytest.mark.usefixtures("exact")
 
@@ -76,3 +76,15 @@ def test_two_vocabularies_cannot_be_copied_between():
     model = {"kind": "transformer", "copy_source": True}
     with pytest.raises(ValueError, match=r"model\.copy_source needs one vocabulary"):
         Config(data=ReverseData(kind="reverse"), model=model, text={"target": Tokenization()})
+
+
+def test_where_the_last_token_stands():
+    """The next such place behind the one before, going round; unknown tokens leave it; padding is as good as any."""
+    source = torch.tensor([[5, 6, 5, 7, 3, 0], [4, 4, 4, 3, 0, 0]])
+    written = torch.tensor([[2, 5, 7, 5, 9, 5], [2, 4, 4, 4, 4, 8]])
+    places = followed(written, source, torch.tensor([-1, -1]))
+    assert places.tolist() == [[-1, 0, 3, 0, 0, 2], [-1, 0, 1, 2, 0, 0]]
+    steps = torch.tensor([-1, -1])
+    for step in range(6):
+        steps = followed(written[:, step : step + 1], source, steps)[:, 0]
+        assert steps.tolist() == places[:, step].tolist()

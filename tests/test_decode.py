@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from regard.batch import Pair, collate, source_batch
+from regard.beam import beam_search, largest
 from regard.config import DecodeConfig, RNNConfig, TransformerConfig
-from regard.decode import decode, largest, repeats
+from regard.decode import decode
+from regard.limits import asked, repeats
 from regard.models import Recurrent, State, Transformer
 from regard.text import BOS, EOS, PAD
 
@@ -79,11 +81,10 @@ def test_a_beam_of_one_is_greedy(model):
     longer = settings(max_extra=9)
     greedy = run(model, SOURCES, longer.model_copy(update={"beam": 1}))
     wide = run(model, SOURCES, longer.model_copy(update={"beam": 1}), best=1)
-    from regard import decode as module
-
-    limits = module.Limits(torch.full((len(SOURCES),), 9), torch.full((len(SOURCES), 0), PAD), 0, 9)
-    beam = module.beam_search(model, *source_batch(SOURCES), limits, longer.model_copy(update={"beam": 1}), 1)
-    assert [h[0].tokens for h in greedy] == [h[0].tokens for h in wide] == [h[0].tokens for h in beam]
+    with torch.inference_mode():
+        beam = dict(beam_search(model, asked(*source_batch(SOURCES), longer), longer.model_copy(update={"beam": 1}), 1))
+    assert [h[0].tokens for h in greedy] == [h[0].tokens for h in wide]
+    assert [h[0].tokens for h in greedy] == [beam[row][0].tokens for row in range(len(SOURCES))]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 import regard
 from regard.config import DecodeConfig
-from regard.guard import Answer, Loop, answered, flags, judged, longest_loop, surprise
+from regard.guard import Answer, Loop, flags, guarded, judged, longest_loop, surprise
 from regard.predict import Output, Token
 
 WORDS = ["<pad>", "<unk>", "<bos>", "<eos>", " ja", " nein", " 0", " doch", "."]
@@ -87,25 +87,27 @@ def test_a_second_try_replaces_a_flagged_answer(predictor, monkeypatch):
 
     def predict(texts, *, best, settings):
         tries.append((list(texts), settings.no_repeat))
-        return [[output(good if text == "a" or settings.no_repeat else loop)] for text in texts]
+        return [[output(good)] for _ in texts]
 
     monkeypatch.setattr(predictor, "predict", predict)
     monkeypatch.setattr(predictor.target, "decode", lambda ids: "".join(WORDS[i] for i in ids))
     settings = DecodeConfig()
-    first = answered(predictor, ["a", "b"], settings)
-    assert [answers[0].flags for answers in first] == [[], ["repeats 'ja' 6 times in a row"]]
-    assert tries == [(["a", "b"], 0)]
-    second = answered(predictor, ["a", "b"], settings, retry=True)
-    assert tries[1:] == [(["a", "b"], 0), (["b"], 3)]
-    assert [answers[0].output.text for answers in second] == [" ja nein doch"] * 2
-    (note,) = second[1][0].flags
+    source, answers = predictor.encode("b"), [output(loop)]
+    (flagged_,) = guarded(predictor, source, answers, settings)
+    assert flagged_.flags == ["repeats 'ja' 6 times in a row"]
+    assert not tries
+    assert guarded(predictor, source, [output(good)], settings, retry=True) == [Answer(output(good), [])]
+    assert not tries
+    (second,) = guarded(predictor, source, answers, settings, retry=True)
+    assert tries == [(["b"], 3)]
+    assert second.output.text == " ja nein doch"
+    (note,) = second.flags
     assert note.endswith("because the first answer repeats 'ja' 6 times in a row")
 
 
 def test_a_second_try_that_is_much_unlikelier_is_not_kept(predictor, monkeypatch):
     unlikely = Output("x", -9.0, [Token("x", -5.0, 5), Token("<eos>", -5.0, 3)])
-    found = {0: output([4] * 6), 3: unlikely}
-    monkeypatch.setattr(predictor, "predict", lambda texts, *, best, settings: [[found[settings.no_repeat]]])
-    ((kept,),) = answered(predictor, ["b"], DecodeConfig(), retry=True)
+    monkeypatch.setattr(predictor, "predict", lambda texts, *, best, settings: [[unlikely]])
+    (kept,) = guarded(predictor, predictor.encode("b"), [output([4] * 6)], DecodeConfig(), retry=True)
     assert kept.output.text == " ja" * 6
     assert surprise(Answer(unlikely, [])) == 5.0

@@ -286,7 +286,7 @@ def test_a_breakdown_is_said_and_logged(predictor, monkeypatch, caplog):
         raise ZeroDivisionError("a bug")
 
     with live({"tiny": predictor}) as server:
-        monkeypatch.setattr(predictor, "predict", broken)
+        monkeypatch.setattr(predictor, "flow", broken)
         response = httpx.post(f"{server.url}/v1/predict", json={"text": "a"})
         assert refused(response, 500, "the server made a mistake; its log says which.")
     assert "ZeroDivisionError: a bug" in caplog.text
@@ -331,7 +331,7 @@ def test_pages_elsewhere_can_read_the_refusals_of_the_gate(predictor, monkeypatc
         time.sleep(0.8)
         yield b'"a"}'
 
-    monkeypatch.setattr(predictor, "predict", broken)
+    monkeypatch.setattr(predictor, "flow", broken)
     with live({"tiny": predictor}, **settings) as server, httpx.Client(base_url=server.url) as client:
         bodies = {413: b"x" * 200, 408: slowly(), 500: b'{"text": "a"}'}
         for status, content in bodies.items():

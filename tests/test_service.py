@@ -27,7 +27,7 @@ def held(predictor):
 
 
 def doubled(items):
-    return [item * 2 for item in items]
+    return enumerate(item * 2 for item in items)
 
 
 def inside(test, **settings):
@@ -63,7 +63,7 @@ def test_a_batch_has_a_largest_size():
 
     def work(items):
         sizes.append(len(items))
-        return items
+        return enumerate(items)
 
     async def test(batcher):
         return await batcher.submit("x", work, range(10))
@@ -74,12 +74,12 @@ def test_a_batch_has_a_largest_size():
 
 def test_one_that_fails_does_not_fail_the_others():
     def work(items):
-        return [InputError("bad") if item == 1 else item for item in items]
+        return enumerate(InputError("bad") if item == 1 else item for item in items)
 
     def breaks(items):
         if 1 in items:
             raise ZeroDivisionError
-        return items
+        return enumerate(items)
 
     async def test(batcher):
         for function in (work, breaks):
@@ -97,7 +97,7 @@ def test_a_full_queue_refuses_and_who_leaves_frees_a_place():
     def work(items):
         begun.set()
         assert go.wait(2)
-        return items
+        return enumerate(items)
 
     async def test(batcher):
         running = asyncio.create_task(batcher.submit("x", work, [0]))
@@ -120,12 +120,33 @@ def test_a_full_queue_refuses_and_who_leaves_frees_a_place():
     assert inside(test, max_queue=3, max_items=3) == ([0], [5])
 
 
+def test_who_is_finished_is_told_at_once_and_a_breakdown_is_for_those_left():
+    first_told = threading.Event()
+
+    def work(items):
+        if items[0] != 1:
+            yield 0, items[0]
+        assert len(items) == 1 or first_told.wait(2)
+        if 1 in items:
+            raise ZeroDivisionError
+        yield from list(enumerate(items))[1:]
+
+    async def test(batcher):
+        tasks = [asyncio.create_task(batcher.submit("x", work, [n])) for n in range(3)]
+        tasks[0].add_done_callback(lambda done: first_told.set())
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    first, broken, last = inside(test)
+    assert (first, last) == ([0], [2])
+    assert isinstance(broken, ZeroDivisionError)
+
+
 def test_who_waits_too_long_is_told():
     go = threading.Event()
 
     async def test(batcher):
         with pytest.raises(RefusedError, match=r"no answer within 0\.05 seconds") as refused:
-            await batcher.submit("x", lambda items: go.wait(10) and items, [0])
+            await batcher.submit("x", lambda items: go.wait(10) and enumerate(items), [0])
         go.set()
         assert refused.value.status == 503
 

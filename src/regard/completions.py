@@ -19,7 +19,7 @@ from regard.predict import Predictor
 from regard.schema import COMPLETIONS, FAILURES, Responses, failure
 from regard.service import TASKS, RefusedError, Service
 from regard.text import BOS, EOS
-from regard.writing import Choice, CompletionBody, Part, Prompt, Written, own_engine, write
+from regard.writing import Choice, CompletionBody, Part, Prompt, Written, write
 
 log = logging.getLogger("regard.serve")
 
@@ -71,7 +71,7 @@ def choices(service: Service, name: str, body: CompletionBody) -> list[Choice]:
     """What is to be written: every prompt as often as asked for, in the order of their numbers."""
     predictor = service.predictors[name]
     if (body.logprobs or body.presence_penalty or body.frequency_penalty or (body.echo and body.logprobs == 0)) and (
-        not own_engine(predictor)
+        not predictor.own
     ):
         raise RefusedError(
             400, f"{name} runs on an engine that gives no distributions: leave logprobs and penalties out."
@@ -138,7 +138,7 @@ async def parts(service: Service, name: str, wanted: list[Choice]) -> AsyncItera
         choice.emit = lambda part: loop.call_soon_threadsafe(queue.put_nowait, part)
     predictor = service.predictors[name]
     task = asyncio.ensure_future(
-        service.batcher.submit((name, COMPLETIONS), lambda items: write(predictor, items), wanted)
+        service.batcher.submit((name, COMPLETIONS), lambda items: enumerate(write(predictor, items)), wanted)
     )
     task.add_done_callback(lambda done: queue.put_nowait(None) if done.cancelled() or done.exception() else None)
     left = len(wanted)

@@ -19,10 +19,11 @@ from regard import predict
 from regard.batch import Framed
 from regard.checkpoint import load_config, load_vocabularies
 from regard.config import DecodeConfig, LanguageConfig
-from regard.decode import Hypothesis, Tell, penalty
+from regard.decode import Tell
 from regard.device import choose
 from regard.engine import library, names, write
 from regard.errors import ConfigError, InputError, RunError
+from regard.limits import Hypothesis, penalty
 from regard.models import Language, Transformer
 from regard.predict import Output, Predictor
 from regard.text import BOS, EOS, PAD, SPECIAL
@@ -79,6 +80,8 @@ class AbsentLanguage(Absent, Language):
 
 class Fast(Predictor):
     """A predictor whose answers CTranslate2 decodes."""
+
+    own = False
 
     def __init__(self, like: Predictor, folder: Path, device: str = "cpu", threads: int = 1) -> None:
         """`folder` holds the model and is read again later: it must stay. Several threads work on several texts."""

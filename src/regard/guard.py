@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from regard.batch import Framed
 from regard.config import DecodeConfig
 from regard.encoders import TextEncoder
 from regard.models import Language
@@ -96,32 +97,23 @@ def judged(predictor: Predictor, source: Sequence[int], output: Output, settings
     return flags(source, output, limit, least=least, spell=predictor.target.decode)
 
 
-def answered(
-    predictor: Predictor, texts: Sequence[str], settings: DecodeConfig, *, best: int = 1, retry: bool = False
-) -> list[list[Answer]]:
-    """The `best` answers to every text, with their flags. With `retry`, a text whose first answer is flagged is decoded
-    again without repeated trigrams; the second try is kept if it has fewer flags and is not much unlikelier."""
-    first = flagged(predictor, texts, settings, best)
-    strict = settings.model_copy(update={"no_repeat": 3})
-    again = [place for place, answers in enumerate(first) if answers[0].flags]
-    if not retry or not again or 0 < settings.no_repeat <= strict.no_repeat:
+def guarded(
+    predictor: Predictor, source: Framed, outputs: Sequence[Output], settings: DecodeConfig, *, retry: bool = False
+) -> list[Answer]:
+    """The answers to a source with their flags. With `retry`, a text whose first answer is flagged is decoded again
+    without repeated trigrams; the second try is kept if it has fewer flags and is not much unlikelier."""
+    ids = [i for i in source.ids if i > EOS]
+    first = [Answer(output, judged(predictor, ids, output, settings)) for output in outputs]
+    if not retry or not first[0].flags or 0 < settings.no_repeat <= 3:
         return first
-    for place, second in zip(again, flagged(predictor, [texts[i] for i in again], strict, best), strict=True):
-        before, after = first[place][0], second[0]
-        if len(after.flags) < len(before.flags) and surprise(after) < surprise(before) + WORSE:
-            note = f"was decoded again without repeats, because the first answer {' and '.join(before.flags)}"
-            first[place] = [after._replace(flags=[*after.flags, note]), *second[1:]]
+    strict = settings.model_copy(update={"no_repeat": 3})
+    (again,) = predictor.predict([source.text], best=len(outputs), settings=strict)
+    second = guarded(predictor, source, again, strict)
+    before, after = first[0], second[0]
+    if len(after.flags) < len(before.flags) and surprise(after) < surprise(before) + WORSE:
+        note = f"was decoded again without repeats, because the first answer {' and '.join(before.flags)}"
+        return [after._replace(flags=[*after.flags, note]), *second[1:]]
     return first
-
-
-def flagged(predictor: Predictor, texts: Sequence[str], settings: DecodeConfig, best: int) -> list[list[Answer]]:
-    """The answers to every text as the predictor gives them, each with its flags."""
-    found = predictor.predict(texts, best=best, settings=settings)
-    sources = [[i for i in predictor.encode(text).ids if i > EOS] for text in texts]
-    return [
-        [Answer(output, judged(predictor, source, output, settings)) for output in outputs]
-        for source, outputs in zip(sources, found, strict=True)
-    ]
 
 
 def surprise(answer: Answer) -> float:

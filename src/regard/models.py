@@ -35,6 +35,14 @@ class State(NamedTuple):
     """(sentences,) the token that the first step reads; None: <bos>."""
 
 
+def rows(tree: Any, index: Tensor) -> Any:
+    """Every tensor of a state (tuples of tensors and tuples), its rows chosen and ordered by an index."""
+    if isinstance(tree, tuple):
+        parts = [rows(part, index) for part in tree]
+        return tree._make(parts) if hasattr(tree, "_make") else tuple(parts)
+    return tree.index_select(0, index) if isinstance(tree, Tensor) else tree
+
+
 class Steppable(Protocol):
     """All that decoding knows of a model."""
 
@@ -141,14 +149,14 @@ class Copying(Transformer):
         return State((self.decoder.remember(states, mask), copied, mask, source, F.pad(states, (0, 0, 1, 1))), None)
 
     def decode(self, target: Tensor, state: State) -> tuple[Tensor, State]:
-        memories, place = state.past or (None, torch.full_like(target[:, 0], -1))
+        past, place = state.past or (None, torch.full_like(target[:, 0], -1))
         source, states = (one.repeat_interleave(len(target) // len(one), dim=0) for one in state.source[3:])
         places = followed(target, source, place)
         rows = torch.arange(len(target), device=target.device)[:, None]
         near = torch.cat([states[rows, places + 1], states[rows, places + 2]], dim=-1)  # a row of zeros at either end
         read = self.target_embedding(target) + self.here(near) / self.decoder.scale
-        hidden, memories = self.decoder(read, state.source[0], memories)
-        return hidden, State(state.source, (memories, places[:, -1]))
+        hidden, past = self.decoder(read, state.source[0], past)
+        return hidden, State(state.source, (past, places[:, -1]))
 
     def mixed(self, hidden: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
         """hidden (rows, n, size) -> the logarithms of the vocabulary's share and of the source's (rows, n, 1), and how
@@ -194,14 +202,6 @@ class Copying(Transformer):
         return Loss((1 - smoothing) * plain + smoothing * uniform, plain.detach(), int(real.sum()))
 
 
-class Cache(NamedTuple):
-    """What a language model has read. Its size is bounded: no row holds more keys than the model's context."""
-
-    memories: tuple[Memory, ...]
-    begin: Tensor  # (rows,) the key where each text begins; those before it are padding; below 0: forgotten
-    ragged: bool  # whether texts begin at different keys
-
-
 class Language(Trainable):
     """D3: every token looks at those before it, and the next is wanted."""
 
@@ -229,28 +229,25 @@ class Language(Trainable):
         """Read prompts (sentences, source) but for the last token of each, which the first step reads."""
         count = source.shape[1]
         begin = count - lengths
-        ids = source.gather(1, (torch.arange(count, device=source.device) - begin[:, None]) % count)  # ends in line
+        places = torch.arange(count, device=source.device)
+        ids = source.gather(1, (places - begin[:, None]) % count)  # they end in line
         ragged = bool(begin.any())
-        real = (torch.arange(count - 1, device=source.device) >= begin[:, None])[:, None, None] if ragged else None
-        empty = source[:, :0]
-        _, memories = self.decoder(
-            self.source_embedding(ids[:, :-1] if count > 1 else empty), start=-begin if ragged else 0, real=real
+        _, past = self.decoder(
+            self.source_embedding(ids[:, :-1]),
+            past=transformer.Cache((), -begin) if ragged else None,
+            real=places[:-1] >= begin[:, None] if ragged else None,
         )
-        return State(None, Cache(memories, begin, ragged), ids[:, -1])
+        return State(None, past, ids[:, -1])
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        memories, begin, ragged = state.past
-        keys = memories[0].keys.shape[-2]
-        if keys >= self.context:  # the oldest is forgotten
-            kept = slice(keys + 1 - self.context, None)
-            memories = tuple(Memory(one.keys[..., kept, :], one.values[..., kept, :]) for one in memories)
-            begin, keys = begin - (keys + 1 - self.context), self.context - 1
-        real = (torch.arange(keys + 1, device=tokens.device) >= begin[:, None])[:, None, None] if ragged else None
-        start = keys - begin if ragged else keys - int(begin[0])
-        hidden, memories = self.decoder(self.source_embedding(tokens[:, None]), None, memories, start, real)
+        past: transformer.Cache = state.past
+        if past.keys >= self.context:  # the oldest is forgotten: no row holds more keys than the context
+            kept = slice(past.keys + 1 - self.context, None)
+            memories = tuple(Memory(one.keys[..., kept, :], one.values[..., kept, :]) for one in past.memories)
+            past = past._replace(memories=memories, real=None if past.real is None else past.real[:, kept])
+        hidden, past = self.decoder(self.source_embedding(tokens[:, None]), past=past)
         logits = self.output(hidden[:, 0])
-        logprobs = wide(logits).log_softmax(-1)
-        return logprobs, State(None, Cache(memories, begin, ragged))
+        return wide(logits).log_softmax(-1), State(None, past)
 
 
 class Recurrent(Seq2Seq):

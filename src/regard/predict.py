@@ -14,11 +14,12 @@ from torch import Tensor
 from regard.batch import Batch, Framed, framed, source_batch
 from regard.checkpoint import fill, load_config, load_tensors, load_vocabularies
 from regard.config import Config, DecodeConfig
-from regard.decode import Hypothesis, Tell, decode
+from regard.decode import Tell, flow
 from regard.device import choose, keep_memory
 from regard.encoders import LABELS, Classifier, Reader, TextEncoder
 from regard.errors import InputError, RunError
 from regard.layers import settle
+from regard.limits import Asked, Hypothesis, asked
 from regard.models import AnyModel, Language, build
 from regard.text import EOS, Vocabulary, settled
 from regard.toml import changed
@@ -49,8 +50,15 @@ class Output(NamedTuple):
         return found | ({"span": list(self.span)} if self.span else {})
 
 
+EMPTY = [Output("", 0.0, [])]
+"""The answers to an empty text."""
+
+
 class Predictor:
     """A model with its vocabularies and settings."""
+
+    own = True
+    """Whether our own engine writes, which sees every token's probability."""
 
     def __init__(self, model: AnyModel, config: Config, source: Vocabulary, target: Vocabulary | None) -> None:
         self.model, self.config = model.eval(), config
@@ -89,9 +97,25 @@ class Predictor:
         begins = [self.beginning(*pair) for pair in zip(sources, prefixes, strict=True)]
         if max(map(len, begins), default=0) > self.config.text.max_length:
             raise InputError(f"a prefix has more than {self.config.text.max_length:,} tokens (text.max_length).")
-        answers: list[list[Output]] = [[Output("", 0.0, [])] for _ in sources]
+        answers: list[list[Output]] = [[] for _ in sources]
+        for place, found in self.flow(sources, settings, best, begins=begins, tell=tell, budget=budget):
+            answers[place] = found
+        return answers
+
+    def flow(
+        self,
+        sources: Sequence[Framed],
+        settings: DecodeConfig,
+        best: int = 1,
+        *,
+        begins: Sequence[Sequence[int]] = (),
+        tell: Tell | None = None,
+        budget: int = 2048,
+    ) -> Iterator[tuple[int, list[Output]]]:
+        """The place of each source, as `encode` gives them, and its answers, as soon as it has them."""
+        yield from ((place, EMPTY) for place, source in enumerate(sources) if not source.ids)
         order = sorted((i for i in range(len(sources)) if sources[i].ids), key=lambda i: len(sources[i].ids))
-        for group in grouped(order, [one.ids for one in sources], budget // max(1, settings.beam // 2)):
+        for group in grouped(order, [one.ids for one in sources], budget):
             chosen = [sources[i] for i in group]
             match self.model:
                 case Reader(answer="span"):
@@ -104,9 +128,7 @@ class Predictor:
                     found = self.written(
                         chosen, settings, best, [begins[i] for i in group] if any(begins) else None, tell
                     )
-            for index, outputs in zip(group, found, strict=True):
-                answers[index] = outputs
-        return answers
+            yield from zip(group, found, strict=True)
 
     def stream(self, text: str, settings: DecodeConfig | None = None) -> Iterator[str]:
         """The answer to one text that is written without beams, piece by piece as it comes, never half a character."""
@@ -183,13 +205,23 @@ class Predictor:
     ) -> list[list[Output]]:
         """Answers that are decoded, token by token."""
         assert not isinstance(self.model, TextEncoder)
+        with torch.inference_mode():
+            found = dict(flow(self.model, self.asked(sources, settings, prefixes), settings, best=best, tell=tell))
+        return [self.outputs(source, found[row]) for row, source in enumerate(sources)]
+
+    def asked(
+        self, sources: Sequence[Framed], settings: DecodeConfig, prefixes: Sequence[Sequence[int]] | None = None
+    ) -> Asked:
+        """Sources as a search takes them, with the limits of the settings and of the model."""
         ids, lengths = self.tensors(sources)
         most: int | Tensor | None = 2 * self.config.text.max_length
         if isinstance(self.model, Language):
             most = None if self.slides(settings) else (self.model.context - lengths).clamp(min=0)
-        found = decode(self.model, ids, lengths, settings, best=best, prefixes=prefixes, most=most, tell=tell)
-        prompts = [one.ids if isinstance(self.model, Language) else [] for one in sources]
-        return [[self.output(one, prompt) for one in some] for prompt, some in zip(prompts, found, strict=True)]
+        return asked(ids, lengths, settings, prefixes, most)
+
+    def outputs(self, source: Framed, found: Sequence[Hypothesis]) -> list[Output]:
+        """The answers that a search found to a source."""
+        return [self.output(one, source.ids if isinstance(self.model, Language) else ()) for one in found]
 
     def slides(self, settings: DecodeConfig) -> bool:
         """Whether a language model goes on past its context."""

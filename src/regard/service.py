@@ -1,14 +1,14 @@
 """What the server does, apart from HTTP: models by name, limits, a queue, and texts that wait decoded together.
 
-One thread owns the models. While it decodes one batch, the texts of the next gather; a text's answer does not depend on
-what else is in its batch.
+One thread owns the models. While it decodes one batch, the texts of the next gather; a text is answered as soon as it
+is finished, and its answer does not depend on what else is in its batch.
 """
 
 import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, NamedTuple
 
@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from regard.config import Count, DecodeConfig, Settings
 from regard.errors import InputError
-from regard.guard import Answer, answered
+from regard.guard import Answer, guarded
 from regard.looking import look
 from regard.predict import Predictor
 from regard.toml import suggestion
@@ -102,8 +102,9 @@ class Metrics:
 
 # --- the queue -------------------------------------------------------------------------------------------------------
 
-Work = Callable[[list[Any]], Sequence[Any]]
-"""Items -> the outcome of each: a result, or the exception to raise where it was asked for."""
+Work = Callable[[list[Any]], Iterable[tuple[int, Any]]]
+"""Items -> the place of each and its outcome, as they come: a result, or the exception to raise where it was asked for.
+"""
 
 
 class Job(NamedTuple):
@@ -181,9 +182,7 @@ class Batcher:
                 await self.news.wait()
                 continue
             await self.gathered()
-            jobs = self.taken()
-            if jobs:
-                self.metrics.batch.observe(len(jobs))
+            if jobs := self.taken():
                 await self.worked(jobs)
 
     async def gathered(self) -> None:
@@ -201,26 +200,36 @@ class Batcher:
             fits = not batch or (job.key == batch[0].key and len(batch) < self.settings.batch_items)
             (batch if fits else rest).append(job)
         self.waiting = rest
+        self.metrics.batch.observe(len(batch))
         return batch
 
     async def worked(self, jobs: list[Job]) -> None:
-        """Do the work of jobs; if it breaks down, do each alone, so that nobody fails because of another."""
+        """Do the work of jobs; if it breaks down, do each that is left alone, so that nobody fails because of
+        another."""
         loop = asyncio.get_running_loop()
+
+        def work() -> None:
+            for place, outcome in jobs[0].work([job.item for job in jobs]):
+                loop.call_soon_threadsafe(settle, jobs[place].future, outcome)
+
         try:
-            outcomes = await loop.run_in_executor(self.pool, jobs[0].work, [job.item for job in jobs])
+            await loop.run_in_executor(self.pool, work)
         except Exception as error:
-            if len(jobs) > 1:
-                for job in jobs:
+            for job in [job for job in jobs if not job.future.done()]:
+                if len(jobs) == 1:
+                    job.future.set_exception(error)
+                else:
                     await self.worked([job])
-                return
-            outcomes = [error]
-        for job, outcome in zip(jobs, outcomes, strict=True):
-            if job.future.done():
-                continue
-            if isinstance(outcome, Exception):
-                job.future.set_exception(outcome)
-            else:
-                job.future.set_result(outcome)
+
+
+def settle(future: asyncio.Future[Any], outcome: Any) -> None:
+    """Tell whoever waits; perhaps nobody does any more."""
+    if future.done():
+        return
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
 
 
 # --- the models ------------------------------------------------------------------------------------------------------
@@ -270,30 +279,29 @@ class Service:
         predictor = self.predictors[name]
         settings = settings or predictor.config.decode
 
-        def work(items: list[tuple[int, str]]) -> list[Any]:
+        def work(items: list[tuple[int, str]]) -> Iterator[tuple[int, Any]]:
             return self.decoded(predictor, items, settings, best)
 
         return await self.batcher.submit((name, settings, best), work, list(enumerate(texts, 1)))
 
     def decoded(
         self, predictor: Predictor, items: list[tuple[int, str]], settings: DecodeConfig, best: int
-    ) -> list[list[Answer] | InputError]:
-        """The answers to texts; a text that the model cannot take gets its error, and the others do not notice."""
-        outcomes: list[list[Answer] | InputError] = [[] for _ in items]
-        good = []
+    ) -> Iterator[tuple[int, list[Answer] | InputError]]:
+        """The place of every text and its answers, as they come; a text that the model cannot take gets its error, and
+        the others do not notice."""
+        places, sources = [], []
         for place, (number, text) in enumerate(items):
             try:
-                self.metrics.tokens.labels("source").inc(predictor.encode(text, f"text {number}").length)
-                good.append(place)
+                sources.append(predictor.encode(text, f"text {number}"))
+                places.append(place)
             except InputError as error:
-                outcomes[place] = error
-        texts = [items[place][1] for place in good]
-        found = answered(predictor, texts, settings, best=best, retry=self.settings.retry)
-        for place, answers in zip(good, found, strict=True):
-            outcomes[place] = answers
-            self.metrics.tokens.labels("output").inc(len(answers[0].output.tokens))
+                yield place, error
+        self.metrics.tokens.labels("source").inc(sum(source.length for source in sources))
+        for number, outputs in predictor.flow(sources, settings, best):
+            answers = guarded(predictor, sources[number], outputs, settings, retry=self.settings.retry)
+            self.metrics.tokens.labels("output").inc(len(outputs[0].tokens))
             self.metrics.flagged.inc(bool(answers[0].flags))
-        return outcomes
+            yield places[number], answers
 
     async def look(
         self,
@@ -307,10 +315,10 @@ class Service:
         """What a model looked at while it answered a text, or would have while it gave the answer `target`, as JSON;
         `options` are those of `Look.tree`."""
 
-        def work(items: list[None]) -> list[bytes]:
+        def work(items: list[None]) -> Iterator[tuple[int, bytes]]:
             found = look(self.predictors[name], text, settings=settings, best=best, target=target)
             tree = found.tree(**options)
-            return [json.dumps(tree, allow_nan=False).encode()]
+            yield 0, json.dumps(tree, allow_nan=False).encode()
 
         (found,) = await self.batcher.submit(object(), work, [None])
         return bytes(found)

@@ -1,9 +1,10 @@
 """The Transformer: blocks, encoder, decoder (Vaswani 2017; pre-norm as Xiong 2020)."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -160,7 +161,20 @@ class Source(NamedTuple):
     """What a decoder looks at: each block's memory of the encoder's last layer. Rows are sentences."""
 
     memories: tuple[Memory, ...]
-    mask: Tensor | None
+    mask: Tensor | None  # (sentences, 1, 1, source) None: there is no padding
+
+
+class Cache(NamedTuple):
+    """What a decoder has read. Rows are hypotheses."""
+
+    memories: tuple[Memory, ...]
+    start: Start = 0  # where the next token stands; (rows,) where that differs
+    real: Tensor | None = None  # (rows, key) the keys that are of the row's own text; None: all
+
+    @property
+    def keys(self) -> int:
+        """How many keys there are."""
+        return self.memories[0].keys.shape[-2] if self.memories else 0
 
 
 class Decoder(Stack):
@@ -172,25 +186,24 @@ class Decoder(Stack):
         return Source(tuple(cross.remember(states) for cross in crosses), mask)
 
     def forward(
-        self,
-        x: Tensor,
-        source: Source | None = None,
-        past: Sequence[Memory] | None = None,
-        start: Start | None = None,
-        real: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Memory, ...]]:
-        """Embeddings (batch, query, size) -> states, and the past with these inputs behind it. The inputs stand behind
-        the past, or at `start`; `real` (batch, 1, 1, key) leaves out keys that are padding."""
-        before = past[0].keys.shape[-2] if past else 0
-        start = before if start is None else start
-        mask = causal(x.shape[1], before + x.shape[1], x.device) if x.shape[1] > 1 else None
-        mask = mask if real is None else real if mask is None else mask & real
-        x = self.prepare(x, start)
+        self, x: Tensor, source: Source | None = None, past: Cache | None = None, real: Tensor | None = None
+    ) -> tuple[Tensor, Cache]:
+        """Embeddings (batch, query, size) that stand behind the past -> states, and the past with them behind it;
+        `real` (batch, query) leaves out inputs that are padding."""
+        past = past or Cache(())
+        count, before = x.shape[1], past.keys
+        if real is not None or past.real is not None:
+            new = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if real is None else real
+            real = new if past.real is None else torch.cat([past.real, new], dim=1)
+        mask = causal(count, before + count, x.device) if count > 1 else None
+        if real is not None:
+            mask = real[:, None, None] if mask is None else mask & real[:, None, None]
+        x = self.prepare(x, past.start)
         memories = []
         for number, block in enumerate(self.blocks):
             looked = (source.memories[number], source.mask) if source else (None, None)
-            x, kept = block(x, mask, *looked, past[number] if past else None, start)
+            x, kept = block(x, mask, *looked, past.memories[number] if past.memories else None, past.start)
             memories.append(kept)
-        return self.norm(x), tuple(memories)
+        return self.norm(x), Cache(tuple(memories), past.start + count, real)
 
     __call__ = forward

@@ -13,8 +13,8 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from regard.batch import Batch, Framed
-from regard.decode import Limits, greedy, sampler, walk
-from regard.models import Language
+from regard.decode import greedy, sampler, walk
+from regard.limits import Asked, Limits
 from regard.predict import Predictor, grouped
 from regard.schema import Body, Text, whole
 from regard.text import BOS, EOS, Vocabulary, settled
@@ -281,18 +281,13 @@ def scored(model: Any, ids: list[int], vocabulary: Vocabulary, count: int | None
 # --- all choices that wait -------------------------------------------------------------------------------------------
 
 
-def own_engine(predictor: Predictor) -> bool:
-    """Whether our own decoding writes, which sees every token's probability; another engine tells tokens only."""
-    return isinstance(predictor.model, Language) and type(predictor).written is Predictor.written
-
-
 def write(predictor: Predictor, choices: Sequence[Choice]) -> list[Exception | None]:
     """Write choices, together where our own engine does it."""
     try:
         for choice in choices:
             choice.begin(predictor.model)
         open_ = [choice for choice in choices if not choice.finish]
-        if not own_engine(predictor):
+        if not predictor.own:
             for choice in open_:
                 seed = (choice.settings.seed + choice.sample) % 2**32
                 limits = {"max_ratio": 0.0, "max_extra": choice.most, "beam": 1, "seed": seed}
@@ -314,7 +309,7 @@ def together(predictor: Predictor, choices: Sequence[Choice]) -> None:
     """Write choices as the rows of one batch."""
     ids, lengths = predictor.tensors([Framed("", choice.prompt.ids, [], 0) for choice in choices])
     longest = torch.tensor([choice.most for choice in choices], device=ids.device)
-    limits = Limits(longest, ids[:, :0], 0, int(longest.min()))
+    sources = Asked(ids, lengths, Limits(longest, torch.zeros_like(longest), ids[:, :0]))
 
     def choose(logprobs: Tensor, step: int) -> Tensor:
         rows = [choice for choice in choices if not choice.finish]
@@ -323,4 +318,5 @@ def together(predictor: Predictor, choices: Sequence[Choice]) -> None:
 
     model: Any = predictor.model
     with torch.inference_mode():
-        walk(model, ids, lengths, limits, choose, choices[0].settings, lambda row, *token: choices[row].hear(*token))
+        for _ in walk(model, sources, choose, choices[0].settings, lambda row, *token: choices[row].hear(*token)):
+            pass

@@ -1,0 +1,98 @@
+"""What is asked of a search, what an output may be, and what it is worth."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from regard.config import DecodeConfig
+from regard.text import BOS, EOS, PAD
+
+
+class Hypothesis(NamedTuple):
+    """One output, without <bos> and <eos>."""
+
+    tokens: list[int]
+    score: float
+    """What hypotheses are ranked by."""
+    logprobs: list[float]
+    """Of each token, and of <eos>."""
+
+
+class Limits(NamedTuple):
+    """What an output may be. Rows are sentences."""
+
+    longest: Tensor  # (sentences,) tokens before <eos>
+    least: Tensor  # (sentences,) as many tokens before <eos>, unless that is more than `longest`
+    prefix: Tensor  # (sentences, n) tokens it must begin with; PAD: free
+
+
+class Asked(NamedTuple):
+    """Sources to answer."""
+
+    source: Tensor  # (sentences, source)
+    lengths: Tensor  # (sentences,)
+    limits: Limits
+
+
+def asked(
+    source: Tensor,
+    lengths: Tensor,
+    config: DecodeConfig,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    most: int | Tensor | None = None,
+) -> Asked:
+    """Sources (sentences, source) with the limits of a configuration. Outputs begin with their prefix; none has more
+    than `most` tokens: a limit for all, or (sentences,)."""
+    longest = (lengths * config.max_ratio).long() + config.max_extra
+    longest = longest if most is None else longest.clamp(max=most)
+    prefix = torch.full((len(source), max(map(len, prefixes or [[]]))), PAD)
+    for row, tokens in enumerate(prefixes or []):
+        prefix[row, : len(tokens)] = torch.tensor(tokens)
+    longest = torch.maximum(longest, (prefix != PAD).sum(1).to(longest.device))
+    least = torch.full_like(longest, config.min_length)
+    return Asked(source, lengths, Limits(longest, least, prefix.to(source.device)))
+
+
+Length = TypeVar("Length", float, Tensor)
+
+
+def penalty(length: Length, alpha: float) -> Length:
+    """What the log-probability of an output of this many tokens, <eos> among them, is divided by."""
+    divisor: Length = ((5 + length) / 6) ** alpha
+    return divisor
+
+
+NEVER = torch.tensor([PAD, BOS])
+
+
+def allowed(
+    logprobs: Tensor, step: int, limits: Limits, histories: Sequence[Sequence[int]] = (), no_repeat: int = 0
+) -> Tensor:
+    """logprobs (rows, vocab) with -inf where a token may not come next; if the tokens of each row so far are given, no
+    n-gram of the size `no_repeat` comes twice."""
+    beam = len(logprobs) // len(limits.longest)
+    logprobs.index_fill_(1, NEVER.to(logprobs.device), -torch.inf)
+    if step < limits.prefix.shape[1]:
+        forced = limits.prefix[:, step].repeat_interleave(beam)[:, None]
+        only = torch.full_like(logprobs, -torch.inf).scatter_(1, forced, logprobs.gather(1, forced))
+        logprobs = torch.where(forced == PAD, logprobs, only)
+    for row, tokens in enumerate(histories):
+        logprobs[row, repeats(tokens, no_repeat)] = -torch.inf
+    must, mustnt = limits.longest <= step, limits.least > step
+    if mustnt.any():
+        free = (mustnt & ~must).repeat_interleave(beam)
+        logprobs[:, EOS] = torch.where(free, -torch.inf, logprobs[:, EOS])
+    if must.any():
+        only = torch.full_like(logprobs, -torch.inf)
+        only[:, EOS] = logprobs[:, EOS]
+        logprobs = torch.where(must.repeat_interleave(beam)[:, None], only, logprobs)
+    return logprobs
+
+
+def repeats(tokens: Sequence[int], size: int) -> list[int]:
+    """Tokens that would complete an n-gram that is there already."""
+    tail = tuple(tokens[len(tokens) - size + 1 :])
+    grams = zip(*(tokens[start:] for start in range(size)), strict=False)
+    return [gram[-1] for gram in grams if gram[:-1] == tail] if len(tokens) >= size - 1 else []
