@@ -34,11 +34,16 @@ class Room:
     """Space for a memory to grow into. Whoever holds the memory that fills it may write behind it; for all others,
     who would write over that, it is copied."""
 
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.filled = self.begun = keys.shape[-2]
-        shape = (*keys.shape[:-2], 2 * self.filled + 64, keys.shape[-1])
-        self.keys, self.values = keys.new_empty(shape), values.new_empty(shape)
-        self.keys[..., : self.filled, :], self.values[..., : self.filled, :] = keys, values
+    def __init__(self, keys: Tensor, values: Tensor, free: int, index: Tensor | None = None) -> None:
+        """Room for so many more; with an index, of those rows."""
+        rows, heads, self.filled, _ = keys.shape
+        shape = (rows if index is None else len(index), heads, self.filled + free)
+        self.keys, self.values = (part.new_empty(*shape, part.shape[-1]) for part in (keys, values))
+        for room, part in ((self.keys, keys), (self.values, values)):
+            if index is None:
+                room[..., : self.filled, :] = part
+            else:
+                torch.index_select(part, 0, index, out=room[..., : self.filled, :])
 
 
 class Memory(NamedTuple):
@@ -51,17 +56,23 @@ class Memory(NamedTuple):
     def grown(self, keys: Tensor, values: Tensor) -> "Memory":
         """This memory with others behind it. While nothing is learned it grows in place, where there is room: a long
         text would spend most of its time with copying it for every token."""
+        if torch.is_grad_enabled():
+            return Memory(torch.cat([self.keys, keys], dim=-2), torch.cat([self.values, values], dim=-2))
         before, after = self.keys.shape[-2], self.keys.shape[-2] + keys.shape[-2]
         room = self.room
         same = room is not None and room.keys.data_ptr() == self.keys.data_ptr() and room.filled == before
-        often = room is not None and not same and before - room.begun < 8  # re-ordered all the time, as beams are
-        if torch.is_grad_enabled() or often:
-            return Memory(torch.cat([self.keys, keys], dim=-2), torch.cat([self.values, values], dim=-2), room)
         if room is None or not same or after > room.keys.shape[-2]:
-            room = Room(self.keys, self.values)
+            room = Room(self.keys, self.values, max(before + 64, after - before))
         room.keys[..., before:after, :], room.values[..., before:after, :] = keys, values
         room.filled = after
         return Memory(room.keys[..., :after, :], room.values[..., :after, :], room)
+
+    def chosen(self, index: Tensor) -> "Memory":
+        """Its rows by an index. One that grows gets some room: choosing copies it anyway, growing then need not."""
+        if self.room is None or torch.is_grad_enabled():
+            return Memory(self.keys.index_select(0, index), self.values.index_select(0, index))
+        room = Room(self.keys, self.values, 8, index)
+        return Memory(room.keys[..., : room.filled, :], room.values[..., : room.filled, :], room)
 
 
 # --- scores ----------------------------------------------------------------------------------------------------------

@@ -37,6 +37,8 @@ class State(NamedTuple):
 
 def rows(tree: Any, index: Tensor) -> Any:
     """Every tensor of a state (tuples of tensors and tuples), its rows chosen and ordered by an index."""
+    if isinstance(tree, Memory):
+        return tree.chosen(index)
     if isinstance(tree, tuple):
         parts = [rows(part, index) for part in tree]
         return tree._make(parts) if hasattr(tree, "_make") else tuple(parts)
