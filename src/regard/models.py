@@ -57,7 +57,25 @@ class Steppable(Protocol):
         ...
 
 
-class Seq2Seq(Trainable):
+class Writer(Trainable):
+    """A model that writes: what it makes of a batch becomes the next tokens' logits, and they should be the answer."""
+
+    output: Output
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """What the output layer sees: (batch, target, width)."""
+        raise NotImplementedError
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits (batch, target, vocab) of the answer, given what comes before."""
+        logits: Tensor = self.output(self.hidden(batch))
+        return logits
+
+    def loss(self, batch: Batch, smoothing: float = 0.0) -> Loss:
+        return cross_entropy(self.hidden(batch), self.output.weight, self.output.bias, batch.answer, smoothing)
+
+
+class Seq2Seq(Writer):
     """An encoder, a decoder, and what both families share: embeddings and output."""
 
     def __init__(self, config: RNNConfig | TransformerConfig, source_vocab: int, target_vocab: int | None) -> None:
@@ -79,16 +97,7 @@ class Seq2Seq(Trainable):
         raise NotImplementedError
 
     def hidden(self, batch: Batch) -> Tensor:
-        """What the output layer sees: (batch, target, width)."""
         return self.decode(batch.target, self.encode(batch.source, batch.lengths))[0]
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Logits (batch, target, vocab) of the answer, given what comes before."""
-        logits: Tensor = self.output(self.hidden(batch))
-        return logits
-
-    def loss(self, batch: Batch, smoothing: float = 0.0) -> Loss:
-        return cross_entropy(self.hidden(batch), self.output.weight, self.output.bias, batch.answer, smoothing)
 
     def start(self, source: Tensor, lengths: Tensor) -> State:
         return self.encode(source, lengths)
@@ -204,7 +213,7 @@ class Copying(Transformer):
         return Loss((1 - smoothing) * plain + smoothing * uniform, plain.detach(), int(real.sum()))
 
 
-class Language(Trainable):
+class Language(Writer):
     """D3: every token looks at those before it, and the next is wanted."""
 
     def __init__(self, config: LanguageConfig, vocab: int, context: int = 1024) -> None:
@@ -216,16 +225,7 @@ class Language(Trainable):
         self.output.bias.requires_grad_(config.bias)
 
     def hidden(self, batch: Batch) -> Tensor:
-        """What the output layer sees: (batch, target, size)."""
         return self.decoder(self.source_embedding(batch.target))[0]
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Logits (batch, target, vocab) of the answer, given what comes before."""
-        logits: Tensor = self.output(self.hidden(batch))
-        return logits
-
-    def loss(self, batch: Batch, smoothing: float = 0.0) -> Loss:
-        return cross_entropy(self.hidden(batch), self.output.weight, self.output.bias, batch.answer, smoothing)
 
     def start(self, source: Tensor, lengths: Tensor) -> State:
         """Read prompts (sentences, source) but for the last token of each, which the first step reads."""
