@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from regard.batch import Batch, Framed, Pair, collate, encode, framed
 from regard.config import ClassifierConfig, ReaderConfig, TextConfig, Tokenization
 from regard.data import Ledger
-from regard.encoders import LABELS, Classifier, Reader
+from regard.encoders import LABELS, Classifier, Reader, shared
 from regard.errors import DataError
 from regard.files import Example
 from regard.recording import record
@@ -240,3 +240,13 @@ def test_parts_of_a_context_are_the_likeliest_of_all():
     best = max(every, key=every.get)
     assert real[0] == part_of(source, *best, real[0].score)
     assert text.partition("\t")[2][slice(*real[0].span)] == real[0].text
+
+
+def test_what_question_and_context_share():
+    source = torch.tensor([[BOS, 5, 7, EOS, 7, 4, 7, EOS, 0, 0], [BOS, 6, EOS, 8, 9, 10, 6, 11, 6, EOS]])
+    asked = torch.tensor([[1, 1, 1, 1, 0, 0, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0, 0, 0, 0, 0]]).bool()
+    told = ~asked & (source != 0)
+    assert shared(source, asked, told).int().tolist() == [
+        [0, 0, 1, 0, 1, 0, 1, 0, 0, 0],
+        [0, 1, 0, 0, 0, 0, 1, 0, 1, 0],
+    ]

@@ -14,14 +14,14 @@ PLACES = ["Rome", "Paris", "Seoul", "New York", "Lima", "Oslo", "Busan", "Cairo"
 
 
 def squad(count: int) -> dict:
-    """Who, where and when: a sentence, and a question for one of the three."""
+    """Who lives where, of three; and for one of them, where. Only the name tells which place is asked for."""
     rng, paragraphs = random.Random(5), []
     for number in range(count):
-        facts = {"Who": rng.choice(NAMES), "Where": rng.choice(PLACES), "When": str(rng.randrange(1900, 2000))}
-        context = f"It was {facts['Who']} who lived in {facts['Where']} in {facts['When']}, they say."
-        kind = rng.choice(list(facts))
-        answer = {"text": facts[kind], "answer_start": context.index(facts[kind])}
-        question = {"id": str(number), "question": f"{kind} was it?", "answers": [answer]}
+        names, places = rng.sample(NAMES, 3), rng.sample(PLACES, 3)
+        context = " ".join(f"{name} lives in {place}." for name, place in zip(names, places, strict=True))
+        which = rng.randrange(3)
+        answer = {"text": places[which], "answer_start": context.index(places[which])}
+        question = {"id": str(number), "question": f"Where does {names[which]} live?", "answers": [answer]}
         paragraphs.append({"context": context, "qas": [question]})
     return {"version": "1.1", "data": [{"title": "places", "paragraphs": paragraphs}]}
 
@@ -44,8 +44,8 @@ def test_spans_are_learned_and_have_their_place(tmp_path):
     found = regard.evaluate(predictor, read_splits(config).test, config.evaluate)
     assert found.metrics["span_exact"] >= 95
     assert found.metrics["span_f1"] >= found.metrics["span_exact"]
-    context = "It was Bob who lived in New York in 1987, they say."
-    ((best, second),) = predictor.predict([f"Where was it?\t{context}"], best=2, settings=DecodeConfig())
+    context = "Eva lives in Lima. Bob lives in New York. Fei lives in Oslo."
+    ((best, second),) = predictor.predict([f"Where does Bob live?\t{context}"], best=2, settings=DecodeConfig())
     assert best.text == "New York"
     assert best.score > second.score
     assert context[slice(*best.span)] == "New York"

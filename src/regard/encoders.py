@@ -31,12 +31,13 @@ class TextEncoder(Trainable):
         self.window = nn.Conv1d(config.size, config.size, width, padding=config.window) if config.window else None
         self.window_dropout = Dropout(config.dropout)
 
-    def states(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """source (batch, source) -> states (batch, source, size), and which of them are real (batch, 1, 1, source)."""
+    def states(self, source: Tensor, lengths: Tensor, more: Tensor | float = 0.0) -> tuple[Tensor, Tensor]:
+        """source (batch, source) -> states (batch, source, size), and which of them are real (batch, 1, 1, source).
+        `more` (batch, source, size) is added to the embeddings."""
         source = self.hide(source)
         mask = padding(lengths, source.shape[1])
         full = bool((lengths == source.shape[1]).all())
-        return self.encoder(self.mixed(self.source_embedding(source), mask), None if full else mask), mask
+        return self.encoder(self.mixed(self.source_embedding(source) + more, mask), None if full else mask), mask
 
     def mixed(self, x: Tensor, mask: Tensor) -> Tensor:
         """Embeddings (batch, source, size), each with what the window around it says; padding says nothing."""
@@ -115,6 +116,13 @@ def judged(logits: Tensor, wanted: Tensor, smoothing: float) -> Loss:
     return Loss(total, plain, len(wanted))
 
 
+def shared(source: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Which tokens of two parts of sources (batch, source) stand in the other part too: all are (batch, source)."""
+    same = source[:, :, None] == source[:, None]
+    across = (first[:, :, None] & second[:, None]) | (second[:, :, None] & first[:, None])
+    return (same & across).any(2) & (source > EOS)
+
+
 class Parts(NamedTuple):
     """Question and context, encoded together."""
 
@@ -140,6 +148,8 @@ class Reader(TextEncoder):
             self.output = Output((labels or LABELS) - LABELS, config.size, None)
         else:
             size = config.size
+            self.match = nn.Parameter(torch.randn(size) * size**-0.5)
+            """(size,) is added to tokens that stand in question and context: names to look for (Chen 2017)."""
             self.ends = Linear(size, 2 * size)
             self.pointer = Attention(Separate(Linear(size, size), Linear(size, size), nn.Identity()), nn.Identity())
 
@@ -149,8 +159,10 @@ class Reader(TextEncoder):
         ends = (source == EOS) & real
         segment = ends.cumsum(1) - ends.long()  # (batch, source) 0: the question; then sentence after sentence
         if self.order is None:
-            states, _ = self.states(source, lengths)
-            return Parts(states, (real & (segment == 0))[:, None, None], (real & (segment > 0) & ~ends)[:, None, None])
+            asked, told = real & (segment == 0), real & (segment > 0)
+            more = shared(source, asked, told)[..., None] * self.match if self.answer == "span" else 0.0
+            states, _ = self.states(source, lengths, more)
+            return Parts(states, asked[:, None, None], (told & ~ends)[:, None, None])
         count = ends.sum(1)  # (batch,) units: the question and the sentences
         unit = torch.where(segment == 0, 0, count[:, None] - segment)  # the latest sentence comes first
         begin = torch.where(ends, torch.arange(source.shape[1], device=source.device) + 1, 0).cummax(1).values
