@@ -45,6 +45,24 @@ def test_how_texts_are_grouped_changes_nothing(predictor):
         assert [output.score for output in few] == pytest.approx([output.score for output in many])
 
 
+@pytest.mark.parametrize("beam", [1, 2])
+def test_who_is_finished_does_not_wait_for_the_longest(predictor, monkeypatch, beam):
+    steps, step = [], predictor.model.step
+    monkeypatch.setattr(predictor.model, "step", lambda *given: steps.append(1) or step(*given))
+    settings = predictor.config.decode.model_copy(update={"beam": beam, "max_ratio": 2.0, "max_extra": 0})
+    sources = [predictor.encode(text) for text in ("abcdabcd", "", "a")]
+    when = {}
+    for place, outputs in predictor.flow(sources, settings):
+        assert not torch.is_inference_mode_enabled()
+        when[place] = len(steps)
+        assert [output.text for output in outputs] == [
+            predictor.predict([sources[place].text], settings=settings)[0][0].text
+        ]
+        del steps[when[place] :]
+    assert when[1] == 0
+    assert 0 < when[2] < when[0]
+
+
 def test_perplexity_is_the_mean_surprise(predictor):
     examples = [Example("abc", "cba", ""), Example("b", "b", "")]
     total = tokens = 0

@@ -42,6 +42,7 @@ def asking(asked: Asked, config: DecodeConfig) -> Sentences:
     return Sentences(torch.arange(count, device=device), largest, asked.limits, growing, ended)
 
 
+@torch.inference_mode()
 def beam_search(
     model: Steppable, asked: Asked, config: DecodeConfig, best: int
 ) -> Iterator[tuple[int, list[Hypothesis]]]:

@@ -16,6 +16,8 @@ from regard.limits import Asked, Hypothesis, allowed, asked, penalty
 from regard.models import State, Steppable, rows
 from regard.text import EOS
 
+Found = tuple[int, list[Hypothesis]]
+"""The place of a sentence and its outputs."""
 Choose = Callable[[Tensor, int], Tensor]
 """Log-probabilities (rows, vocab) at a step -> tokens (rows,)."""
 Tell = Callable[[int, int, float], bool]
@@ -36,28 +38,20 @@ def decode(
     """The `best` outputs of every source (sentences, source), best first; samples come in the order they were drawn.
     The answer to a source does not depend on what else is in the batch. No output has more than `most` tokens; a limit
     for all, or (sentences,). `tell` hears of every token, as `walk` says; with beams, there is nothing to tell."""
-    with torch.inference_mode():
-        found = dict(flow(model, asked(source, lengths, config, prefixes, most), config, best=best, tell=tell))
+    found = dict(flow(model, asked(source, lengths, config, prefixes, most), config, best=best, tell=tell))
     return [found[row] for row in range(len(source))]
 
 
 def flow(
-    model: Steppable,
-    sources: Asked,
-    config: DecodeConfig,
-    *,
-    best: int = 1,
-    tell: Tell | None = None,
-) -> Iterator[tuple[int, list[Hypothesis]]]:
-    """As `decode`: the place of each sentence and its outputs, as soon as it is finished. To be used in torch's
-    inference mode."""
+    model: Steppable, sources: Asked, config: DecodeConfig, *, best: int = 1, tell: Tell | None = None
+) -> Iterator[Found]:
+    """As `decode`: the place of each sentence and its outputs, as soon as it is finished."""
     if config.sample and best > 1:
         drawn = [dict(walk(model, sources, sampler(config, n), config, tell)) for n in range(best)]
-        yield from ((row, [one[row][0] for one in drawn]) for row in drawn[0])
-    elif config.sample or (config.beam == 1 and best == 1):
-        yield from walk(model, sources, sampler(config, 0) if config.sample else greedy, config, tell)
-    else:
-        yield from beam_search(model, sources, config, best)
+        return iter([(row, [one[row][0] for one in drawn]) for row in drawn[0]])
+    if config.sample or (config.beam == 1 and best == 1):
+        return walk(model, sources, sampler(config, 0) if config.sample else greedy, config, tell)
+    return beam_search(model, sources, config, best)
 
 
 # --- one hypothesis a sentence ---------------------------------------------------------------------------------------
@@ -93,9 +87,10 @@ def sampler(config: DecodeConfig, number: int) -> Choose:
     return choose
 
 
+@torch.inference_mode()
 def walk(
     model: Steppable, sources: Asked, choose: Choose, config: DecodeConfig, tell: Tell | None = None
-) -> Iterator[tuple[int, list[Hypothesis]]]:
+) -> Iterator[Found]:
     """Choose token after token; a sentence that has ended leaves the batch. One that `tell` ends has its last token in
     the place of <eos>."""
     state, limits = model.start(sources.source, sources.lengths), sources.limits

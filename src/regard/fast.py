@@ -107,16 +107,17 @@ class Fast(Predictor):
         best: int,
         prefixes: Sequence[Sequence[int]] | None,
         tell: Tell | None = None,
-    ) -> list[list[Output]]:
+    ) -> Iterator[tuple[int, list[Output]]]:
         """Answers that CTranslate2 decodes, ranked and scored as decode.py does."""
         if settings.slide:
             raise InputError("decode.slide: a CTranslate2 model cannot go on past its context. Use our own engine.")
         begins = prefixes or [[]] * len(sources)
         rows = [self.row(source.ids, list(begin), settings) for source, begin in zip(sources, begins, strict=True)]
         if tell is not None and len(rows) == 1 and best == 1 and (settings.sample or settings.beam == 1):
-            return [[self.output(self.told(rows[0], settings, tell))]]
-        found = self.search(rows, settings, best)
-        return [[self.output(hypothesis) for hypothesis in one] for one in self.ranked(rows, found, settings, best)]
+            yield 0, [self.output(self.told(rows[0], settings, tell))]
+            return
+        ranked = self.ranked(rows, self.search(rows, settings, best), settings, best)
+        yield from enumerate([self.output(hypothesis) for hypothesis in one] for one in ranked)
 
     def row(self, source: list[int], begin: list[int], settings: DecodeConfig) -> Row:
         """A source with its limit, which is that of Predictor.written and decode.decode."""

@@ -117,18 +117,19 @@ class Predictor:
         order = sorted((i for i in range(len(sources)) if sources[i].ids), key=lambda i: len(sources[i].ids))
         for group in grouped(order, [one.ids for one in sources], budget):
             chosen = [sources[i] for i in group]
+            found: Iterable[tuple[int, list[Output]]]
             match self.model:
                 case Reader(answer="span"):
-                    found = self.pointed(chosen, best)
+                    found = enumerate(self.pointed(chosen, best))
                 case Classifier() | Reader():
-                    found = self.labelled(chosen, best)
+                    found = enumerate(self.labelled(chosen, best))
                 case TextEncoder():
                     raise InputError("an encoder gives vectors, no answers: use `regard embed`.")
                 case _:
                     found = self.written(
                         chosen, settings, best, [begins[i] for i in group] if any(begins) else None, tell
                     )
-            yield from zip(group, found, strict=True)
+            yield from ((group[row], outputs) for row, outputs in found)
 
     def stream(self, text: str, settings: DecodeConfig | None = None) -> Iterator[str]:
         """The answer to one text that is written without beams, piece by piece as it comes, never half a character."""
@@ -202,12 +203,12 @@ class Predictor:
         best: int,
         prefixes: Sequence[Sequence[int]] | None,
         tell: Tell | None = None,
-    ) -> list[list[Output]]:
-        """Answers that are decoded, token by token."""
+    ) -> Iterator[tuple[int, list[Output]]]:
+        """The place of each source and its answers, decoded token by token, as soon as it is finished."""
         assert not isinstance(self.model, TextEncoder)
-        with torch.inference_mode():
-            found = dict(flow(self.model, self.asked(sources, settings, prefixes), settings, best=best, tell=tell))
-        return [self.outputs(source, found[row]) for row, source in enumerate(sources)]
+        asked_ = self.asked(sources, settings, prefixes)
+        for row, found in flow(self.model, asked_, settings, best=best, tell=tell):
+            yield row, self.outputs(sources[row], found)
 
     def asked(
         self, sources: Sequence[Framed], settings: DecodeConfig, prefixes: Sequence[Sequence[int]] | None = None

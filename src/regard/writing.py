@@ -293,7 +293,7 @@ def write(predictor: Predictor, choices: Sequence[Choice]) -> list[Exception | N
                 limits = {"max_ratio": 0.0, "max_extra": choice.most, "beam": 1, "seed": seed}
                 source = Framed(choice.prompt.text, choice.prompt.ids, [], len(choice.prompt.ids))
                 settings = choice.settings.model_copy(update=limits)
-                predictor.written([source], settings, 1, None, lambda row, *token, one=choice: one.hear(*token))
+                list(predictor.written([source], settings, 1, None, lambda row, *token, one=choice: one.hear(*token)))
                 if not choice.finish:
                     choice.end("length")
             return [None] * len(choices)
@@ -317,6 +317,4 @@ def together(predictor: Predictor, choices: Sequence[Choice]) -> None:
         return torch.tensor(found, device=ids.device)
 
     model: Any = predictor.model
-    with torch.inference_mode():
-        for _ in walk(model, sources, choose, choices[0].settings, lambda row, *token: choices[row].hear(*token)):
-            pass
+    list(walk(model, sources, choose, choices[0].settings, lambda row, *token: choices[row].hear(*token)))
