@@ -176,12 +176,8 @@ class Joint(Linear):
         if parts is not ALL:
             start, stop = (sum(self.groups[:part]) * self.head for part in (parts.start, parts.stop))
             weight, bias = weight[start:stop], None if bias is None else bias[start:stop]
-        mapped = F.linear(inputs, weight, bias)
-        batch, n, _ = inputs.shape
-        if self.groups[0] == self.groups[1]:
-            return mapped.view(batch, n, parts.stop - parts.start, heads, self.head).permute(2, 0, 3, 1, 4).unbind(0)
-        by_head = mapped.view(batch, n, mapped.shape[-1] // self.head, self.head).transpose(1, 2)
-        return torch.split(by_head, self.groups[parts], dim=1)
+        mapped = F.linear(inputs, weight, bias).view(*inputs.shape[:-1], -1, self.head)
+        return tuple(part.transpose(1, 2) for part in mapped.split(self.groups[parts], dim=2))
 
 
 def shared(memory: Memory, heads: int) -> Memory:

@@ -3,6 +3,7 @@
 An epoch is a pure function of the seed and its number, so a run that is resumed sees what it would have seen.
 """
 
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -252,12 +253,16 @@ def windows(stream: Sequence[int], width: int, config: TrainConfig, start: int) 
     length = len(text) // rows
     each = max(1, length // width)  # batches of an epoch
     group: list[Batch] = []
+    places = torch.arange(rows)[:, None] * length + torch.arange(width + 1)
+
+    @functools.lru_cache(1)
+    def shift(turn: int) -> int:
+        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + turn)
+        return int(torch.randint(len(text), (), generator=generator))
+
     for number in itertools.count(start * config.accumulate):
         turn, place = divmod(number, each)
-        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + turn)
-        shift = int(torch.randint(len(text), (), generator=generator))
-        begins = shift + torch.arange(rows)[:, None] * length + place * width
-        ids = text[(begins + torch.arange(width + 1)) % len(text)]
+        ids = text[(places + (shift(turn) + place * width)) % len(text)]
         batch = Batch(ids[:, :0], torch.zeros(rows, dtype=torch.long), ids[:, :-1], ids[:, 1:])
         group = [batch] if number % config.accumulate == 0 else [*group, batch]
         if len(group) == config.accumulate:

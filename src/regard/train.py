@@ -111,7 +111,7 @@ def train(
         for settings in optimizer.param_groups:
             settings["lr"] = rate(progress.step + 1, config)
         loss = learn(model, group, config, precision)
-        norm = clip(model, config.clip)
+        norm = clip(optimizer, config.clip)
         if not math.isfinite(float(loss.total)) or not math.isfinite(norm):
             raise not_a_number(progress.step + 1, loss, norm, group)
         optimizer.step()
@@ -145,9 +145,9 @@ def described(loss: Loss, norm: float, config: TrainConfig, progress: Progress) 
     }
 
 
-def clip(model: Trainable, most: float) -> float:
-    """Clip the gradient's norm; returns what it was."""
-    learned = [parameter for parameter in model.parameters() if parameter.grad is not None]
+def clip(optimizer: torch.optim.Optimizer, most: float) -> float:
+    """Clip the norm of the whole gradient; returns what it was."""
+    learned = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return float(torch.nn.utils.clip_grad_norm_(learned, most))
 
 
