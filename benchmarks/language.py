@@ -1,9 +1,11 @@
 """Language modelling: nanoGPT's CPU recipe against a plain torch loop of the same model, and what the cache saves.
 
 Tiny Shakespeare by characters, 4 layers, 128 wide, context 64, 12 rows a batch, 2,000 steps, no dropout. Both train in
-processes of their own, in turns, with the same threads, timed from the making of the model on; the loop has no
-validation, no log and no checkpoints in its time, regard has all of them in its own. With `--run`, what the cache saves
-is measured for that run's model, such as an imported one, instead of the recipe's.
+processes of their own, in turns, with the same threads, timed from the making of the model to its validation loss; the
+loop has no log and no checkpoints in its time, regard has both in its own.
+
+What the cache saves is the time of the token after 512, for the recipe, for nanoGPT's larger model and for the size of
+GPT-2; with `--run`, for that run's model, such as an imported one.
 
     REGARD_DATA=... python benchmarks/language.py --rounds 2 --steps 2000
 """
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -29,7 +32,7 @@ from regard.device import keep_memory
 from regard.evaluation import modelled
 from regard.layers import settle
 from regard.models import Language, build
-from regard.predict import Predictor, load
+from regard.predict import load
 from regard.run import fit, fresh, prepare
 from regard.toml import read
 
@@ -45,6 +48,15 @@ NANO = [
     ),
     *(f"train.rate={RATE}", f"train.warmup={WARMUP}", "train.precision=float32"),
 ]
+VOCABULARY = 69
+"""The characters of the recipe."""
+SIZES = {
+    "the recipe (4 layers, 192 wide)": [],
+    "nanoGPT's larger model (6 layers, 384 wide)": ["model.size=384", "model.feedforward=1536", "model.layers=6"],
+    "GPT-2's size (12 layers, 768 wide)": [
+        *("model.size=768", "model.feedforward=3072", "model.layers=12", "model.heads=12")
+    ],
+}
 
 
 class Block(nn.Module):
@@ -96,7 +108,7 @@ def config_of(steps: int) -> Config:
 
 
 def plain(steps: int) -> dict[str, float]:
-    """Train the plain loop; its seconds, and its loss on the validation text in windows that do not overlap."""
+    """Train the plain loop; its loss on the validation text in windows that do not overlap, and the seconds of both."""
     prepared = prepare(config_of(steps))
     text, held = (
         torch.tensor(prepared.source.encode(splits[0].target).ids)
@@ -116,12 +128,11 @@ def plain(steps: int) -> dict[str, float]:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    seconds = time.perf_counter() - began
     windows = held[: (len(held) - 1) // CONTEXT * CONTEXT + 1]
     fed, wanted = windows[:-1].view(-1, CONTEXT), windows[1:].view(-1, CONTEXT)
     with torch.inference_mode():
-        nats = float(model(fed, wanted))
-    return {"seconds": seconds, "nats": nats}
+        losses = [float(model(*pair)) * len(pair[0]) for pair in zip(fed.split(32), wanted.split(32), strict=True)]
+    return {"seconds": time.perf_counter() - began, "nats": sum(losses) / len(fed)}
 
 
 def ours(steps: int) -> dict[str, float]:
@@ -135,35 +146,27 @@ def ours(steps: int) -> dict[str, float]:
     return {"seconds": seconds, "nats": nats}
 
 
-def cached(tokens: int = 512) -> dict[str, float]:
-    """Seconds to write so many tokens, with the cache and by reading everything again for each."""
-    config = read(
-        "shakespeare", [f"text.max_length={tokens + 64}", f"decode.max_extra={tokens}", "decode.sample=false"]
-    )
-    prepared = prepare(config)
-    keep_memory()
-    model = build(config, prepared.source.size, None).eval()
+def writer(changes: Sequence[str]) -> Language:
+    """A language model of some size, its weights random, for texts of up to 1,024 characters."""
+    config = read("shakespeare", ["text.max_length=1024", *changes])
+    model = build(config, VOCABULARY, None).eval()
     assert isinstance(model, Language)
     settle(model)
-    with torch.no_grad():
-        model.output.bias[3] = -1e4  # never end
-    predictor = Predictor(model, config, prepared.source, None)
-    predictor.predict(["ROMEO:"], settings=config.decode.model_copy(update={"max_extra": 8}))
-    began = time.perf_counter()
-    ((answer,),) = predictor.predict(["ROMEO:"])
-    quick = time.perf_counter() - began
-    ids = prepared.source.encode("ROMEO:").ids
-    began = time.perf_counter()
-    with torch.inference_mode():
-        for _ in range(len(answer.tokens) - 1):
-            hidden, _ = model.decoder(model.source_embedding(torch.tensor([ids])))
-            logits = model.output(hidden[:, -1])
-            logits[:, :4] = -torch.inf
-            ids.append(int(logits.argmax()))
-    slow = time.perf_counter() - began
-    same = ids[6:] == [token.id for token in answer.tokens[:-1]]
-    step, reading = at_the_end(model, torch.tensor([ids[:tokens]]))
-    return {"cached": quick, "again": slow, "tokens": tokens, "same": float(same), "step": step, "reading": reading}
+    return model
+
+
+@torch.inference_mode()
+def agree(model: Language, count: int = 512) -> bool:
+    """Whether the likeliest text of so many tokens is the same by steps and by reading everything again."""
+    ids = [5, 6, 7]
+    state = model.start(torch.tensor([ids]), torch.tensor([len(ids)]))
+    for _ in range(count):
+        scores, state = model.step(torch.tensor(ids[-1:]), state)
+        again = model.output(model.decoder(model.source_embedding(torch.tensor([ids])))[0][:, -1])
+        if int(scores.argmax()) != int(again.argmax()):
+            return False
+        ids.append(int(scores.argmax()))
+    return True
 
 
 @torch.inference_mode()
@@ -193,19 +196,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--only", choices=["plain", "ours", "cached"])
+    parser.add_argument("--only", choices=["plain", "ours"])
     parser.add_argument("--run", help="measure the cache of this run's model, and nothing else")
     options = parser.parse_args()
     if options.run:
         model = load(options.run, device="cpu").model
         assert isinstance(model, Language)
-        step, reading = at_the_end(model, torch.randint(4, model.output.weight.shape[0], (1, 512)), rounds=3, count=16)
-        print(f"the token after 512: {1000 * step:.2f} ms with the cache, {1000 * reading:.2f} ms without, ", end="")
-        print(f"{reading / step:.1f} times as long")
+        print(saved(options.run, model))
         return
     if options.only:
-        found = cached() if options.only == "cached" else {"plain": plain, "ours": ours}[options.only](options.steps)
-        print(json.dumps(found))
+        print(json.dumps({"plain": plain, "ours": ours}[options.only](options.steps)))
         return
     table = Table("round", "model", "seconds", "validation nats", title=f"{options.steps:,} steps")
     totals = {"ours": 0.0, "plain": 0.0}
@@ -215,12 +215,18 @@ def main() -> None:
             totals[name] += found["seconds"]
             table.add_row(str(number + 1), name, f"{found['seconds']:.1f}", f"{found['nats']:.4f}")
     Console().print(table, f"plain / ours in time: {totals['plain'] / totals['ours']:.2f}")
-    found = child("cached", 0)
-    print(
-        f"{found['tokens']:.0f} tokens: {found['cached']:.2f} s with the cache, {found['again']:.2f} s without, "
-        f"{found['again'] / found['cached']:.1f} times as long; the same tokens: {bool(found['same'])}\n"
-        f"the token after {found['tokens']:.0f}: {1000 * found['step']:.2f} ms with the cache, "
-        f"{1000 * found['reading']:.2f} ms without, {found['reading'] / found['step']:.1f} times as long"
+    keep_memory()
+    for name, changes in SIZES.items():
+        print(saved(name, writer(changes)))
+    print(f"512 tokens of the recipe's size by steps are those without: {agree(writer([]))}")
+
+
+def saved(name: str, model: Language) -> str:
+    """What the cache saves at the token after 512, in words."""
+    step, reading = at_the_end(model, torch.randint(4, model.output.weight.shape[0], (1, 512)))
+    return (
+        f"{name}: the token after 512 takes {1000 * step:.2f} ms with the cache, {1000 * reading:.2f} ms without, "
+        f"{reading / step:.1f} times as long"
     )
 
 

@@ -141,6 +141,49 @@ def test_who_is_finished_is_told_at_once_and_a_breakdown_is_for_those_left():
     assert isinstance(broken, ZeroDivisionError)
 
 
+def test_a_long_one_lets_others_take_their_turn(monkeypatch):
+    """The long one goes on until the short one, which came later, has been answered."""
+    monkeypatch.setattr("regard.service.PATIENCE", 0.0)
+    begun, answered = threading.Event(), threading.Event()
+
+    def long(items):
+        for _ in range(100_000):
+            begun.set()
+            if answered.wait(1e-3):
+                yield 0, "at last"
+                return
+            yield None
+
+    async def test(batcher):
+        first = asyncio.create_task(batcher.submit("x", long, [0]))
+        await asyncio.to_thread(begun.wait)
+        others = await asyncio.gather(*(batcher.submit(key, doubled, [n]) for n, key in enumerate("xyz")))
+        answered.set()
+        return await first, others
+
+    assert inside(test) == (["at last"], [[0], [2], [4]])
+
+
+def test_work_that_nobody_waits_for_is_dropped():
+    begun, dropped = threading.Event(), threading.Event()
+
+    def work(items):
+        try:
+            while True:
+                begun.set()
+                yield None
+        finally:
+            dropped.set()
+
+    async def test(batcher):
+        task = asyncio.create_task(batcher.submit("x", work, [0]))
+        await asyncio.to_thread(begun.wait)
+        task.cancel()
+        return await asyncio.to_thread(dropped.wait, 5)
+
+    assert inside(test)
+
+
 def test_who_waits_too_long_is_told():
     go = threading.Event()
 

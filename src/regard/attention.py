@@ -176,8 +176,9 @@ class Joint(Linear):
         if parts is not ALL:
             start, stop = (sum(self.groups[:part]) * self.head for part in (parts.start, parts.stop))
             weight, bias = weight[start:stop], None if bias is None else bias[start:stop]
-        mapped = F.linear(inputs, weight, bias).view(*inputs.shape[:-1], -1, self.head)
-        return tuple(part.transpose(1, 2) for part in mapped.split(self.groups[parts], dim=2))
+        groups = self.groups[parts]
+        mapped = F.linear(inputs, weight, bias).view(*inputs.shape[:-1], sum(groups), self.head)
+        return tuple(part.transpose(1, 2) for part in torch.split(mapped, groups, dim=2))
 
 
 def shared(memory: Memory, heads: int) -> Memory:

@@ -13,6 +13,10 @@ from regard.limits import Asked, Hypothesis, Limits, allowed, penalty
 from regard.models import State, Steppable, rows
 from regard.text import BOS, EOS, PAD
 
+Found = tuple[int, list[Hypothesis]] | None
+"""The place of a sentence and its outputs; None: nothing yet, and a moment in which whoever searches may do something
+else."""
+
 
 class Beams(NamedTuple):
     """Hypotheses by sentence: still growing, or ended, with PAD behind. A place that holds none has score -inf."""
@@ -43,11 +47,9 @@ def asking(asked: Asked, config: DecodeConfig) -> Sentences:
 
 
 @torch.inference_mode()
-def beam_search(
-    model: Steppable, asked: Asked, config: DecodeConfig, best: int
-) -> Iterator[tuple[int, list[Hypothesis]]]:
+def beam_search(model: Steppable, asked: Asked, config: DecodeConfig, best: int) -> Iterator[Found]:
     """Keep the `beam` likeliest continuations of every sentence; those that end leave the beam. A sentence's number and
-    its `best` outputs come as soon as it is finished.
+    its `best` outputs come as soon as it is finished; None comes behind every step.
 
     A sentence is finished when none of its living hypotheses can still become one of the `best`, however it goes on:
     a log-probability only falls, and the penalty is largest at the limit. So stopping early changes nothing.
@@ -78,6 +80,7 @@ def beam_search(
             state = State(rows(state.source, keep), state.past)
         state = State(state.source, rows(state.past, order.flatten()))
         tokens = here.growing.tokens[..., -1].flatten()
+        yield None
 
 
 def histories(beams: Beams) -> list[list[int]]:

@@ -138,7 +138,7 @@ async def parts(service: Service, name: str, wanted: list[Choice]) -> AsyncItera
         choice.emit = lambda part: loop.call_soon_threadsafe(queue.put_nowait, part)
     predictor = service.predictors[name]
     task = asyncio.ensure_future(
-        service.batcher.submit((name, COMPLETIONS), lambda items: enumerate(write(predictor, items)), wanted)
+        service.batcher.submit((name, COMPLETIONS), lambda items: write(predictor, items), wanted)
     )
     task.add_done_callback(lambda done: queue.put_nowait(None) if done.cancelled() or done.exception() else None)
     left = len(wanted)

@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from regard.beam import beam_search, begun
+from regard.beam import Found, beam_search, begun
 from regard.config import DecodeConfig
 from regard.limits import Asked, Hypothesis, allowed, asked, penalty
 from regard.models import State, Steppable, rows
 from regard.text import EOS
 
-Found = tuple[int, list[Hypothesis]]
-"""The place of a sentence and its outputs."""
 Choose = Callable[[Tensor, int], Tensor]
 """Log-probabilities (rows, vocab) at a step -> tokens (rows,)."""
 Tell = Callable[[int, int, float], bool]
@@ -38,20 +36,28 @@ def decode(
     """The `best` outputs of every source (sentences, source), best first; samples come in the order they were drawn.
     The answer to a source does not depend on what else is in the batch. No output has more than `most` tokens; a limit
     for all, or (sentences,). `tell` hears of every token, as `walk` says; with beams, there is nothing to tell."""
-    found = dict(flow(model, asked(source, lengths, config, prefixes, most), config, best=best, tell=tell))
+    steps = flow(model, asked(source, lengths, config, prefixes, most), config, best=best, tell=tell)
+    found = dict(filter(None, steps))
     return [found[row] for row in range(len(source))]
 
 
 def flow(
     model: Steppable, sources: Asked, config: DecodeConfig, *, best: int = 1, tell: Tell | None = None
 ) -> Iterator[Found]:
-    """As `decode`: the place of each sentence and its outputs, as soon as it is finished."""
+    """As `decode`: the place of each sentence and its outputs, as soon as it is finished; None behind every step."""
     if config.sample and best > 1:
-        drawn = [dict(walk(model, sources, sampler(config, n), config, tell)) for n in range(best)]
-        return iter([(row, [one[row][0] for one in drawn]) for row in drawn[0]])
-    if config.sample or (config.beam == 1 and best == 1):
-        return walk(model, sources, sampler(config, 0) if config.sample else greedy, config, tell)
-    return beam_search(model, sources, config, best)
+        drawn: dict[int, list[Hypothesis]] = {}
+        for number in range(best):
+            for one in walk(model, sources, sampler(config, number), config, tell):
+                if one is None:
+                    yield None
+                else:
+                    drawn.setdefault(one[0], []).extend(one[1])
+        yield from drawn.items()
+    elif config.sample or (config.beam == 1 and best == 1):
+        yield from walk(model, sources, sampler(config, 0) if config.sample else greedy, config, tell)
+    else:
+        yield from beam_search(model, sources, config, best)
 
 
 # --- one hypothesis a sentence ---------------------------------------------------------------------------------------
@@ -92,7 +98,7 @@ def walk(
     model: Steppable, sources: Asked, choose: Choose, config: DecodeConfig, tell: Tell | None = None
 ) -> Iterator[Found]:
     """Choose token after token; a sentence that has ended leaves the batch. One that `tell` ends has its last token in
-    the place of <eos>."""
+    the place of <eos>. None comes behind every step."""
     state, limits = model.start(sources.source, sources.lengths), sources.limits
     alive = [(row, Hypothesis([], 0.0, [])) for row in range(len(sources.source))]
     tokens = begun(state, sources)
@@ -118,6 +124,7 @@ def walk(
             alive, places = [alive[place] for place in keep], torch.tensor(keep, device=tokens.device)
             tokens, limits = rows((tokens, limits), places)
             state = State(rows(state.source, places), rows(state.past, places))
+        yield None
 
 
 def scored(output: Hypothesis, alpha: float) -> Hypothesis:

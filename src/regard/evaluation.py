@@ -76,46 +76,53 @@ def evaluate(
     text = predictor.config.text.model_copy(update={"longer": "cut"})
     predictor.config, predictor.cut = predictor.config.model_copy(update={"text": text}), 0
     asked = [Asked(example.source, [example.target], example.where.rpartition(":")[0]) for example in examples]
-    if settings.group:
-        merged: dict[str, Asked] = {}
-        for one in asked:
-            merged.setdefault(one.source, one._replace(wanted=[])).wanted.extend(one.wanted)
-        asked = list(merged.values())
+    asked = together(asked) if settings.group else asked
+    sources = [one.source for one in asked]
     outputs: list[Output] = []
     for start in range(0, len(asked), 256):
-        found = predictor.predict([one.source for one in asked[start : start + 256]])
-        outputs += [answers[0] for answers in found]
+        outputs += [answers[0] for answers in predictor.predict(sources[start : start + 256])]
         report(len(outputs), len(asked))
 
     def part(inside: Sequence[int]) -> tuple[dict[str, float], dict[str, str]]:
         return measured(settings.metrics, predictor, [outputs[i] for i in inside], [asked[i] for i in inside])
 
-    metrics, signatures = part(range(len(asked)))
-    lengths = [len(tokens.ids) for tokens in predictor.source.encode_all([one.source for one in asked])]
-    buckets = []
-    for low, high in zip([0, *settings.buckets], [*settings.buckets, math.inf], strict=True):
-        inside = [i for i, length in enumerate(lengths) if low < length <= high]
-        if inside:
-            name = f"{low + 1}-{high}" if high < math.inf else f"{low + 1}+"
-            buckets.append({"length": name, "examples": len(inside), **part(inside)[0]})
+    def parts(name: str, groups: dict[str, list[int]]) -> list[dict[str, Any]]:
+        return [{name: group, "examples": len(inside), **part(inside)[0]} for group, inside in groups.items()]
+
+    lengths = [len(tokens.ids) for tokens in predictor.source.encode_all(sources)]
     files: dict[str, list[int]] = {}
     for number, one in enumerate(asked):
         files.setdefault(one.file, []).append(number)
     texts, wanted = [output.text for output in outputs], [one.wanted for one in asked]
     return Evaluation(
-        metrics,
-        signatures,
-        buckets,
+        *part(range(len(asked))),
+        parts("length", by_length(lengths, settings.buckets)),
         len(asked),
         texts,
-        [one.source for one in asked],
+        sources,
         wanted,
-        [{"file": name, "examples": len(inside), **part(inside)[0]} for name, inside in files.items()]
-        if len(files) > 1
-        else [],
+        parts("file", files) if len(files) > 1 else [],
         confusion(texts, wanted) if labels(predictor) else None,
         predictor.cut,
     )
+
+
+def together(asked: Sequence[Asked]) -> list[Asked]:
+    """Every source once, with the right answers of all that have it."""
+    merged: dict[str, Asked] = {}
+    for one in asked:
+        merged.setdefault(one.source, one._replace(wanted=[])).wanted.extend(one.wanted)
+    return list(merged.values())
+
+
+def by_length(lengths: Sequence[int], edges: Sequence[int]) -> dict[str, list[int]]:
+    """The numbers of those whose length is above one edge and at most the next, by the name of that range."""
+    groups = {}
+    for low, high in zip([0, *edges], [*edges, math.inf], strict=True):
+        inside = [i for i, length in enumerate(lengths) if low < length <= high]
+        if inside:
+            groups[f"{low + 1}-{high}" if high < math.inf else f"{low + 1}+"] = inside
+    return groups
 
 
 def labels(predictor: Predictor) -> bool:

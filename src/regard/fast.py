@@ -25,7 +25,7 @@ from regard.engine import library, names, write
 from regard.errors import ConfigError, InputError, RunError
 from regard.limits import Hypothesis, penalty
 from regard.models import Language, Transformer
-from regard.predict import Output, Predictor
+from regard.predict import Answered, Predictor
 from regard.text import BOS, EOS, PAD, SPECIAL
 from regard.toml import changed
 
@@ -107,7 +107,7 @@ class Fast(Predictor):
         best: int,
         prefixes: Sequence[Sequence[int]] | None,
         tell: Tell | None = None,
-    ) -> Iterator[tuple[int, list[Output]]]:
+    ) -> Iterator[Answered]:
         """Answers that CTranslate2 decodes, ranked and scored as decode.py does."""
         if settings.slide:
             raise InputError("decode.slide: a CTranslate2 model cannot go on past its context. Use our own engine.")

@@ -52,6 +52,8 @@ class Output(NamedTuple):
 
 EMPTY = [Output("", 0.0, [])]
 """The answers to an empty text."""
+Answered = tuple[int, list[Output]] | None
+"""The place of a text and its answers; None: nothing yet, and a moment to do something else."""
 
 
 class Predictor:
@@ -98,7 +100,7 @@ class Predictor:
         if max(map(len, begins), default=0) > self.config.text.max_length:
             raise InputError(f"a prefix has more than {self.config.text.max_length:,} tokens (text.max_length).")
         answers: list[list[Output]] = [[] for _ in sources]
-        for place, found in self.flow(sources, settings, best, begins=begins, tell=tell, budget=budget):
+        for place, found in filter(None, self.flow(sources, settings, best, begins=begins, tell=tell, budget=budget)):
             answers[place] = found
         return answers
 
@@ -111,13 +113,14 @@ class Predictor:
         begins: Sequence[Sequence[int]] = (),
         tell: Tell | None = None,
         budget: int = 2048,
-    ) -> Iterator[tuple[int, list[Output]]]:
-        """The place of each source, as `encode` gives them, and its answers, as soon as it has them."""
+    ) -> Iterator[Answered]:
+        """The place of each source, as `encode` gives them, and its answers, as soon as it has them; None whenever a
+        step is done."""
         yield from ((place, EMPTY) for place, source in enumerate(sources) if not source.ids)
         order = sorted((i for i in range(len(sources)) if sources[i].ids), key=lambda i: len(sources[i].ids))
         for group in grouped(order, [one.ids for one in sources], budget):
             chosen = [sources[i] for i in group]
-            found: Iterable[tuple[int, list[Output]]]
+            found: Iterable[Answered]
             match self.model:
                 case Reader(answer="span"):
                     found = enumerate(self.pointed(chosen, best))
@@ -129,7 +132,7 @@ class Predictor:
                     found = self.written(
                         chosen, settings, best, [begins[i] for i in group] if any(begins) else None, tell
                     )
-            yield from ((group[row], outputs) for row, outputs in found)
+            yield from (one and (group[one[0]], one[1]) for one in found)
 
     def stream(self, text: str, settings: DecodeConfig | None = None) -> Iterator[str]:
         """The answer to one text that is written without beams, piece by piece as it comes, never half a character."""
@@ -203,12 +206,12 @@ class Predictor:
         best: int,
         prefixes: Sequence[Sequence[int]] | None,
         tell: Tell | None = None,
-    ) -> Iterator[tuple[int, list[Output]]]:
-        """The place of each source and its answers, decoded token by token, as soon as it is finished."""
+    ) -> Iterator[Answered]:
+        """The place of each source and its answers, decoded token by token, as soon as it is finished; None whenever a
+        step is done."""
         assert not isinstance(self.model, TextEncoder)
-        asked_ = self.asked(sources, settings, prefixes)
-        for row, found in flow(self.model, asked_, settings, best=best, tell=tell):
-            yield row, self.outputs(sources[row], found)
+        for one in flow(self.model, self.asked(sources, settings, prefixes), settings, best=best, tell=tell):
+            yield one and (one[0], self.outputs(sources[one[0]], one[1]))
 
     def asked(
         self, sources: Sequence[Framed], settings: DecodeConfig, prefixes: Sequence[Sequence[int]] | None = None

@@ -1,14 +1,15 @@
 """What the server does, apart from HTTP: models by name, limits, a queue, and texts that wait decoded together.
 
 One thread owns the models. While it decodes one batch, the texts of the next gather; a text is answered as soon as it
-is finished, and its answer does not depend on what else is in its batch.
+is finished, and its answer does not depend on what else is in its batch. Whoever has waited for a second because of a
+long one begins beside it: batches take turns, step by step.
 """
 
 import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, NamedTuple
 
@@ -102,9 +103,14 @@ class Metrics:
 
 # --- the queue -------------------------------------------------------------------------------------------------------
 
-Work = Callable[[list[Any]], Iterable[tuple[int, Any]]]
+Work = Callable[[list[Any]], Iterable[tuple[int, Any] | None]]
 """Items -> the place of each and its outcome, as they come: a result, or the exception to raise where it was asked for.
-"""
+None between them is a moment in which others may take their turn."""
+Steps = Generator[tuple[int, Any] | None]
+PATIENCE = 1.0
+"""Seconds that batches work alone before others begin beside them: a large batch is faster than two small ones."""
+BESIDE = 4
+"""Batches that take turns at most: each holds memory."""
 
 
 class Job(NamedTuple):
@@ -116,12 +122,21 @@ class Job(NamedTuple):
     future: asyncio.Future[Any]
 
 
+class Batch(NamedTuple):
+    """Jobs that are being worked on."""
+
+    jobs: list[Job]
+    steps: Steps
+    began: float
+
+
 class Batcher:
     """A bounded queue in front of one thread."""
 
     def __init__(self, settings: ServeSettings, metrics: Metrics) -> None:
         self.settings, self.metrics = settings, metrics
         self.waiting: deque[Job] = deque()
+        self.running: list[Batch] = []
         self.closing = False
         metrics.waiting.set_function(lambda: len(self.waiting))
 
@@ -175,15 +190,24 @@ class Batcher:
             )
 
     async def run(self) -> None:
-        """Work on batch after batch until the server stops and nobody waits any more."""
-        while self.waiting or not self.closing:
-            if not self.waiting:
+        """Work until the server stops and nobody waits any more."""
+        self.loop = asyncio.get_running_loop()
+        while self.waiting or self.running or not self.closing:
+            if self.due():
+                await self.gathered()
+                if jobs := self.taken():
+                    self.running.append(Batch(jobs, started(jobs), time.monotonic()))
+            if self.running:
+                await self.loop.run_in_executor(self.pool, self.turns)
+            elif not self.waiting:
                 self.news.clear()
                 await self.news.wait()
-                continue
-            await self.gathered()
-            if jobs := self.taken():
-                await self.worked(jobs)
+
+    def due(self) -> bool:
+        """Whether those who wait may begin: nobody is worked for, or everybody has been for a while."""
+        if not self.waiting or not self.running:
+            return bool(self.waiting)
+        return len(self.running) < BESIDE and time.monotonic() - self.running[-1].began > PATIENCE
 
     async def gathered(self) -> None:
         """Wait as long as others join."""
@@ -203,23 +227,43 @@ class Batcher:
         self.metrics.batch.observe(len(batch))
         return batch
 
-    async def worked(self, jobs: list[Job]) -> None:
-        """Do the work of jobs; if it breaks down, do each that is left alone, so that nobody fails because of
-        another."""
-        loop = asyncio.get_running_loop()
+    def turns(self) -> None:
+        """Let every batch do a step in its turn, until one has ended or others may begin."""
+        ended = False
+        while not ended and not self.due():
+            for batch in list(self.running):
+                if not self.stepped(batch):
+                    self.running.remove(batch)
+                    ended = True
 
-        def work() -> None:
-            for place, outcome in jobs[0].work([job.item for job in jobs]):
-                loop.call_soon_threadsafe(settle, jobs[place].future, outcome)
-
+    def stepped(self, batch: Batch) -> bool:
+        """Do a batch's next step; False if there was none, or nobody waits for it any more."""
+        if all(job.future.done() for job in batch.jobs):
+            batch.steps.close()
+            return False
         try:
-            await loop.run_in_executor(self.pool, work)
+            found = next(batch.steps)
+        except StopIteration:
+            return False
         except Exception as error:
-            for job in [job for job in jobs if not job.future.done()]:
-                if len(jobs) == 1:
-                    job.future.set_exception(error)
-                else:
-                    await self.worked([job])
+            self.loop.call_soon_threadsafe(self.broken, batch.jobs, error)
+            return False
+        if found is not None:
+            self.loop.call_soon_threadsafe(settle, batch.jobs[found[0]].future, found[1])
+        return True
+
+    def broken(self, jobs: list[Job], error: Exception) -> None:
+        """Jobs broke down: each that is left is done alone, so that nobody fails because of another."""
+        if len(jobs) == 1:
+            settle(jobs[0].future, error)
+            return
+        left = [job._replace(key=object()) for job in jobs if not job.future.done()]
+        self.waiting.extendleft(reversed(left))
+
+
+def started(jobs: list[Job]) -> Steps:
+    """The work of jobs, which begins with the first step."""
+    yield from jobs[0].work([job.item for job in jobs])
 
 
 def settle(future: asyncio.Future[Any], outcome: Any) -> None:
@@ -279,16 +323,16 @@ class Service:
         predictor = self.predictors[name]
         settings = settings or predictor.config.decode
 
-        def work(items: list[tuple[int, str]]) -> Iterator[tuple[int, Any]]:
+        def work(items: list[tuple[int, str]]) -> Iterable[tuple[int, Any] | None]:
             return self.decoded(predictor, items, settings, best)
 
         return await self.batcher.submit((name, settings, best), work, list(enumerate(texts, 1)))
 
     def decoded(
         self, predictor: Predictor, items: list[tuple[int, str]], settings: DecodeConfig, best: int
-    ) -> Iterator[tuple[int, list[Answer] | InputError]]:
-        """The place of every text and its answers, as they come; a text that the model cannot take gets its error, and
-        the others do not notice."""
+    ) -> Iterator[tuple[int, list[Answer] | InputError] | None]:
+        """The place of every text and its answers, as they come, and None whenever a step is done; a text that the
+        model cannot take gets its error, and the others do not notice."""
         places, sources = [], []
         for place, (number, text) in enumerate(items):
             try:
@@ -297,7 +341,11 @@ class Service:
             except InputError as error:
                 yield place, error
         self.metrics.tokens.labels("source").inc(sum(source.length for source in sources))
-        for number, outputs in predictor.flow(sources, settings, best):
+        for one in predictor.flow(sources, settings, best):
+            if one is None:
+                yield None
+                continue
+            number, outputs = one
             answers = guarded(predictor, sources[number], outputs, settings, retry=self.settings.retry)
             self.metrics.tokens.labels("output").inc(len(outputs[0].tokens))
             self.metrics.flagged.inc(bool(answers[0].flags))

@@ -5,7 +5,7 @@ half a character, nor the beginning of a stop.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -281,32 +281,29 @@ def scored(model: Any, ids: list[int], vocabulary: Vocabulary, count: int | None
 # --- all choices that wait -------------------------------------------------------------------------------------------
 
 
-def write(predictor: Predictor, choices: Sequence[Choice]) -> list[Exception | None]:
-    """Write choices, together where our own engine does it."""
+def write(predictor: Predictor, choices: Sequence[Choice]) -> Iterator[tuple[int, Exception | None] | None]:
+    """Write choices, together where our own engine does it; None whenever a step is done, then the place of each and
+    what went wrong with it."""
+    problem = None
     try:
         for choice in choices:
             choice.begin(predictor.model)
         open_ = [choice for choice in choices if not choice.finish]
-        if not predictor.own:
+        if predictor.own:
+            order = sorted(range(len(open_)), key=lambda place: len(open_[place].prompt.ids))
+            for group in grouped(order, [choice.prompt.ids for choice in open_], BUDGET):
+                yield from together(predictor, [open_[place] for place in group])
+        else:
             for choice in open_:
-                seed = (choice.settings.seed + choice.sample) % 2**32
-                limits = {"max_ratio": 0.0, "max_extra": choice.most, "beam": 1, "seed": seed}
-                source = Framed(choice.prompt.text, choice.prompt.ids, [], len(choice.prompt.ids))
-                settings = choice.settings.model_copy(update=limits)
-                list(predictor.written([source], settings, 1, None, lambda row, *token, one=choice: one.hear(*token)))
-                if not choice.finish:
-                    choice.end("length")
-            return [None] * len(choices)
-        order = sorted(range(len(open_)), key=lambda place: len(open_[place].prompt.ids))
-        for group in grouped(order, [choice.prompt.ids for choice in open_], BUDGET):
-            together(predictor, [open_[place] for place in group])
+                alone(predictor, choice)
+                yield None
     except Exception as error:  # they must not be tried again one by one, as others are: they have sent text
-        return [error] * len(choices)
-    return [None] * len(choices)
+        problem = error
+    yield from enumerate([problem] * len(choices))
 
 
-def together(predictor: Predictor, choices: Sequence[Choice]) -> None:
-    """Write choices as the rows of one batch."""
+def together(predictor: Predictor, choices: Sequence[Choice]) -> Iterator[None]:
+    """Write choices as the rows of one batch, a step at a time."""
     ids, lengths = predictor.tensors([Framed("", choice.prompt.ids, [], 0) for choice in choices])
     longest = torch.tensor([choice.most for choice in choices], device=ids.device)
     sources = Asked(ids, lengths, Limits(longest, torch.zeros_like(longest), ids[:, :0]))
@@ -317,4 +314,16 @@ def together(predictor: Predictor, choices: Sequence[Choice]) -> None:
         return torch.tensor(found, device=ids.device)
 
     model: Any = predictor.model
-    list(walk(model, sources, choose, choices[0].settings, lambda row, *token: choices[row].hear(*token)))
+    steps = walk(model, sources, choose, choices[0].settings, lambda row, *token: choices[row].hear(*token))
+    yield from (None for _ in steps)
+
+
+def alone(predictor: Predictor, choice: Choice) -> None:
+    """Write one choice with an engine that is not ours."""
+    seed = (choice.settings.seed + choice.sample) % 2**32
+    limits = {"max_ratio": 0.0, "max_extra": choice.most, "beam": 1, "seed": seed}
+    source = Framed(choice.prompt.text, choice.prompt.ids, [], len(choice.prompt.ids))
+    settings = choice.settings.model_copy(update=limits)
+    list(predictor.written([source], settings, 1, None, lambda row, *token: choice.hear(*token)))
+    if not choice.finish:
+        choice.end("length")
