@@ -190,6 +190,12 @@ def test_look_draws(tiny_run, capsys, monkeypatch):
     assert capsys.readouterr().out.startswith("abc -> ")
 
 
+def test_views_exclude_each_other(says, tiny_run):
+    said = says("look", tiny_run, "abc", "--map", "all", "--token", "0")
+    assert said == "--token and --map all are different views: ask for one of them at a time."
+    assert says("look", tiny_run, "abc", "--token", "0", "--out", "x.png").startswith("--out and --token are different")
+
+
 def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):
     """The file size limit makes the second save fail as a full disk would."""
     code = (

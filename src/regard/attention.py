@@ -162,7 +162,7 @@ class Joint(Linear):
 
     def __init__(self, size: int, heads: int = 1, key_heads: int | None = None, *, bias: bool = True) -> None:
         self.head = size // heads
-        self.groups = (heads, key_heads or heads, key_heads or heads)
+        self.groups = [heads, key_heads or heads, key_heads or heads]
         super().__init__(size, sum(self.groups) * self.head, bias=bias)
         for part in torch.split(self.weight.data, [count * self.head for count in self.groups]):
             nn.init.xavier_uniform_(part)

@@ -227,6 +227,9 @@ def look(
     from regard.picture import calculated, drawn, surveyed
     from regard.predict import load
 
+    views = {"--out": file, "--token": token, "--back": back, "--map all": name if name == "all" and not file else None}
+    if len(asked := [option for option, value in views.items() if value is not None]) > 1:
+        raise InputError(f"{' and '.join(asked)} are different views: ask for one of them at a time.")
     found = looked(load(run, changes or ()), text, target=target)
     out.print(f"{found.text} -> {found.answer.text}\n", markup=False, soft_wrap=True)
     if file is not None:
