@@ -95,23 +95,6 @@ def test_one_label_is_cross_entropy_and_several_are_binary():
     assert model.loss(several).tokens == 3
 
 
-def test_embeddings_are_pushed_where_the_loss_grows_fastest():
-    """A small push of one text grows its loss by the push times the slope's length; texts do not move each other."""
-    answers, small = [[LABELS + 1], [LABELS + 4], [LABELS]], 1e-6
-    plain, pushed = classifier(window=1), classifier(window=1, adversarial=small)
-    pushed.load_state_dict(plain.state_dict())
-    growth = 0.0
-    for text, answer in zip(TEXTS, answers, strict=True):
-        batch = batch_of([text], [answer])
-        more = torch.zeros(1, len(text), SIZES["size"], requires_grad=True)
-        (slope,) = torch.autograd.grad(plain.judged(plain(batch, more), batch, 0.0).total, more)
-        growth += small * (plain.source_embedding(batch.source).norm() * slope.norm()).item()
-    batch = batch_of(TEXTS, answers)
-    before = plain.loss(batch).total
-    assert_close((2 * (pushed.train().loss(batch).total - before)).item(), growth, rtol=1e-3, atol=0)
-    assert_close(pushed.eval().loss(batch).total, before)
-
-
 def test_a_window_sees_its_neighbours_alone():
     """Before the blocks, what stands outside the window of a token changes nothing of it."""
     model, mask = classifier(window=1), torch.ones(1, 1, 1, 7, dtype=torch.bool)

@@ -339,8 +339,6 @@ class ClassifierConfig(EncoderConfig):
     """classes: every class looks at the text with a query of its own; mean: of all tokens; cls: the first token."""
     multiple: bool = False
     """Whether a text may have several labels, or none."""
-    adversarial: Annotated[float, Field(ge=0)] = 0.0
-    """How far training pushes embeddings where they are judged worst, as a share of their length; 0: not at all."""
 
 
 class ReaderConfig(EncoderConfig):

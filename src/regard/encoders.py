@@ -72,7 +72,7 @@ class Classifier(TextEncoder):
         """`labels` is the size of the labels' vocabulary, with its special entries."""
         super().__init__(config, vocab, longest)
         count = labels - LABELS
-        self.pool, self.multiple, self.push = config.pool, config.multiple, config.adversarial
+        self.pool, self.multiple = config.pool, config.multiple
         looks = config.pool == "classes"
         self.classes = nn.Parameter(torch.randn(count, config.size)) if looks else None  # small, all would look alike
         self.attention = multi_head(config.size, config.heads) if looks else None
@@ -81,9 +81,9 @@ class Classifier(TextEncoder):
         self.temperature = nn.Parameter(torch.ones(()), requires_grad=False)
         """Divides the logits, so that probabilities are calibrated; fitted on validation data, after training."""
 
-    def forward(self, batch: Batch, more: Tensor | float = 0.0) -> Tensor:
-        """Logits (batch, classes); `more` (batch, source, size) is added to the embeddings."""
-        states, mask = self.states(batch.source, batch.lengths, more)
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits (batch, classes)."""
+        states, mask = self.states(batch.source, batch.lengths)
         if self.attention is not None and self.classes is not None:
             queries = self.attention.ask(self.classes.expand(len(states), -1, -1))
             seen = self.dropout(self.attention(queries, self.attention.remember(states), mask))
@@ -94,29 +94,14 @@ class Classifier(TextEncoder):
         return calibrated
 
     def loss(self, batch: Batch, smoothing: float = 0.0) -> Loss:
-        """With `push`, the mean of two losses: the second is that of embeddings moved to where the first is worst, so
-        that no text is told from its neighbours by little (Miyato 2017)."""
-        if not (self.training and self.push):
-            return self.judged(self(batch), batch, smoothing)
-        real = padding(batch.lengths, batch.source.shape[1])[:, 0, 0, :, None]
-        words = self.source_embedding(batch.source).detach() * real
-        still = torch.zeros_like(words, requires_grad=True)
-        plain = self.judged(self(batch, still), batch, smoothing)
-        (slope,) = torch.autograd.grad(plain.total, still, retain_graph=True)
-        length, steep = (x.flatten(1).norm(dim=1)[:, None, None] for x in (words, slope))
-        moved = self.push * length / steep.clamp(min=1e-12) * slope
-        worst = self.judged(self(batch, moved), batch, smoothing)
-        return Loss((plain.total + worst.total) / 2, plain.plain, plain.tokens)
-
-    def judged(self, logits: Tensor, batch: Batch, smoothing: float) -> Loss:
-        """The loss of logits (batch, classes) against a batch's labels."""
-        logits = wide(logits)
+        logits = wide(self(batch))
+        wanted = batch.answer - LABELS
         if self.multiple:
             hot = logits.new_zeros(len(logits), logits.shape[1] + LABELS)
             hot = hot.scatter_(1, batch.answer, 1.0)[:, LABELS:]
             total = F.binary_cross_entropy_with_logits(logits, hot, reduction="sum")
             return Loss(total, total.detach(), batch.tokens)
-        return judged(logits, batch.answer[:, 0] - LABELS, smoothing)
+        return judged(logits, wanted[:, 0], smoothing)
 
     def probabilities(self, batch: Batch) -> Tensor:
         """Of every class (batch, classes): they sum to 1, unless a text may have several."""
