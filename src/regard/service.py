@@ -2,7 +2,7 @@
 
 One thread owns the models. While it decodes one batch, the texts of the next gather; a text is answered as soon as it
 is finished, and its answer does not depend on what else is in its batch. Whoever has waited for a second because of a
-long one begins beside it: batches take turns, step by step.
+long one begins beside it: batches take turns, some milliseconds each.
 """
 
 import asyncio
@@ -111,6 +111,8 @@ PATIENCE = 1.0
 """Seconds that batches work alone before others begin beside them: a large batch is faster than two small ones."""
 BESIDE = 4
 """Batches that take turns at most: each holds memory."""
+TURN = 0.02
+"""Seconds of a turn: some steps of a small model, or one of a large one."""
 
 
 class Job(NamedTuple):
@@ -228,11 +230,15 @@ class Batcher:
         return batch
 
     def turns(self) -> None:
-        """Let every batch do a step in its turn, until one has ended or others may begin."""
+        """Let every batch do some steps in its turn, until one has ended or others may begin."""
         ended = False
         while not ended and not self.due():
             for batch in list(self.running):
-                if not self.stepped(batch):
+                until = time.monotonic() + TURN
+                while goes_on := self.stepped(batch):
+                    if time.monotonic() > until:
+                        break
+                if not goes_on:
                     self.running.remove(batch)
                     ended = True
 
