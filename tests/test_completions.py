@@ -257,9 +257,9 @@ WRONG = [
     ({"temprature": 1}, 400, "unknown field temprature. Did you mean temperature?", "temprature"),
     ({"n": 101}, 413, "1 prompts, 101 times each, were asked for; at most 100 choices", "n"),
     (
-        {"prompt": "a" * 5001, "max_tokens": 1},
+        {"prompt": "a" * 5000, "max_tokens": 1},
         400,
-        "5,002 tokens (5,001 in your prompt; 1 for the completion)",
+        "5,001 tokens (5,000 in your prompt; 1 for the completion)",
         "prompt",
     ),
     (
@@ -292,6 +292,9 @@ def test_the_client_raises_its_own_errors(client, predictors):
     with pytest.raises(openai.NotFoundError) as missing:
         client.completions.create(model="nothing", prompt="the")
     assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.APIStatusError, match="has 6,000 characters, at most 5,000") as long:
+        client.completions.create(model="letters", prompt="the " * 1500)
+    assert long.value.status_code == 413
     with live({"letters": predictors["letters"]}, keys=("right",), max_body=2000) as server:
         options = {"base_url": f"{server.url}/v1", "max_retries": 0}
         with (

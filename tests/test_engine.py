@@ -130,6 +130,9 @@ def test_limits_and_constraints(runs, kind):
     assert all(len(one.tokens) > 4 for (one,) in quick.predict(TEXTS, settings=chosen(quick, beam=3, min_length=4)))
     short = quick.predict(TEXTS, settings=chosen(quick, beam=4, max_ratio=0.0, max_extra=2, min_length=2))
     assert [len(one.tokens) for (one,) in short] == [3] * len(TEXTS)
+    wild = chosen(quick, beam=1, max_ratio=0.0, max_extra=2, min_length=1000)
+    assert [len(one.tokens) for (one,) in quick.predict(TEXTS, settings=wild)] == [3] * len(TEXTS)
+    assert all(quick.predict(TEXTS, settings=chosen(quick, sample=True, top_k=10**6)))
 
 
 def chosen(predictor, **settings):

@@ -45,6 +45,12 @@ def answer(predictors):
     return predictors["tiny"]
 
 
+def test_keys_may_come_in_a_header(locked):
+    body = {"q": "abc", "source": "en", "target": "de"}
+    for header, status in {"Bearer sesame": 200, "bearer sesame": 200, "sesame": 401, "Bearer": 401, "": 401}.items():
+        assert httpx.post(f"{locked}/translate", json=body, headers={"Authorization": header}).status_code == status
+
+
 # --- the clients that people have ------------------------------------------------------------------------------------
 
 

@@ -45,6 +45,18 @@ def test_how_texts_are_grouped_changes_nothing(predictor):
         assert [output.score for output in few] == pytest.approx([output.score for output in many])
 
 
+def test_a_wide_beam_works_on_fewer_texts_at_once(predictor, monkeypatch):
+    """A step's probabilities are bounded: hypotheses times the vocabulary."""
+    texts, start, sizes = ["abcd", "a", "dcb", "bb"], predictor.model.start, []
+    settings = predictor.config.decode.model_copy(update={"beam": 3})
+    wanted = predictor.predict(texts, settings=settings)
+    monkeypatch.setattr("regard.predict.CELLS", 2 * 3 * predictor.target.size)
+    monkeypatch.setattr(predictor.model, "start", lambda *given: sizes.append(len(given[0])) or start(*given))
+    found = predictor.predict(texts, settings=settings)
+    assert [[output.text for output in one] for one in found] == [[output.text for output in one] for one in wanted]
+    assert sizes == [2, 2]
+
+
 @pytest.mark.parametrize("beam", [1, 2])
 def test_who_is_finished_does_not_wait_for_the_longest(predictor, monkeypatch, beam):
     steps, step = [], predictor.model.step

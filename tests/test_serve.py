@@ -305,6 +305,8 @@ def test_keys(predictor):
         assert refused(client.get("/metrics"), 401, "an API key is needed")
         for path in ("/health", "/languages", "/frontend/settings", "/docs", "/openapi.json"):
             assert client.get(path).status_code == 200
+            head = client.head(path)
+            assert (head.status_code, head.content) == (200, b"")
         assert client.get("/frontend/settings").json()["keyRequired"] is True
 
 

@@ -209,9 +209,10 @@ def test_stopping_finishes_what_was_accepted():
     assert inside(test) == [[2 * n] for n in range(9)]
 
 
-def test_settings_that_contradict():
-    with pytest.raises(ValueError, match="max_items 5 is more than max_queue 4"):
-        ServeSettings(max_items=5, max_queue=4)
+@pytest.mark.parametrize("keys", [("",), ("a", ""), (" a",), ("clé",), ("a\n",)])
+def test_keys_that_no_header_can_carry(keys):
+    with pytest.raises(ValueError, match=f"key {len(keys)} of {len(keys)} is empty, or not plain ASCII"):
+        ServeSettings(keys=keys)
 
 
 # --- through HTTP ----------------------------------------------------------------------------------------------------

@@ -316,7 +316,11 @@ def serve(
     from regard.serve import serve as start
     from regard.serve import server_settings
 
-    given = {"host": host, "port": port, "keys": json.dumps(keys.split(",")) if keys else None}
+    given = {
+        "host": host,
+        "port": port,
+        "keys": keys if keys is None else json.dumps([key.strip() for key in keys.split(",")]),
+    }
     own = [f"serve.{name}={value}" for name, value in given.items() if value is not None]
     settings, others = server_settings([*own, *(changes or ())])
     start(runs, settings, others, device, engine)

@@ -52,7 +52,7 @@ def prompts(predictor: Predictor, body: CompletionBody) -> list[Prompt]:
                 raise RefusedError(
                     400, f"token {max(given)} is not in the vocabulary of {predictor.source.size:,}.", param="prompt"
                 )
-            ids, count, given = given, len(given), predictor.source.decode(given)
+            ids, count = given, len(given)
         slides = predictor.config.decode.slide and predictor.slides(predictor.config.decode)
         if count + body.max_tokens > context and not (slides and count <= context):
             raise RefusedError(
@@ -63,7 +63,7 @@ def prompts(predictor: Predictor, body: CompletionBody) -> list[Prompt]:
                 param="prompt" if count >= context else "max_tokens",
                 code="context_length_exceeded",
             )
-        found.append(Prompt(given, ids or [EOS]))
+        found.append(Prompt(given if isinstance(given, str) else predictor.source.decode(given), ids or [EOS]))
     return found
 
 
@@ -76,6 +76,7 @@ def choices(service: Service, name: str, body: CompletionBody) -> list[Choice]:
         raise RefusedError(
             400, f"{name} runs on an engine that gives no distributions: leave logprobs and penalties out."
         )
+    service.check([prompt for prompt in body.prompts() if isinstance(prompt, str)])
     found = prompts(predictor, body)
     if len(found) * body.n > service.settings.max_items:
         raise RefusedError(
@@ -84,7 +85,6 @@ def choices(service: Service, name: str, body: CompletionBody) -> list[Choice]:
             "choices are written at once. Split the request.",
             param="n",
         )
-    service.check([prompt.text for prompt in found])
     service.metrics.tokens.labels("source").inc(sum(len(prompt.ids) for prompt in found))
     pairs = [(prompt, sample) for prompt in found for sample in range(body.n)]
     return [Choice(index, prompt, body, predictor, sample) for index, (prompt, sample) in enumerate(pairs)]
@@ -215,7 +215,7 @@ def routes(service: Service, guarded: Sequence[Any]) -> APIRouter:
         name = writer(service, body.model)
         if body.seed is None:
             body = body.model_copy(update={"seed": secrets.randbits(32)})
-        wanted = choices(service, name, body)
+        wanted = await asyncio.to_thread(choices, service, name, body)
         found = parts(service, name, wanted)
         head = {
             "id": f"cmpl-{secrets.token_hex(12)}",

@@ -183,7 +183,7 @@ class Fast(Predictor):
         if settings.sample:
             library().set_random_seed(settings.seed)  # threads that are there already would not hear of it
             options |= {
-                "sampling_topk": settings.top_k or 0,
+                "sampling_topk": min(settings.top_k or 0, self.target.size),
                 "sampling_topp": settings.top_p or 1.0,
                 "sampling_temperature": settings.temperature,
             }
@@ -207,11 +207,11 @@ class Fast(Predictor):
         """What the engine says, as ids."""
         source = [[self.words[i] for i in row.source] for row in rows]
         if self.alone:
-            limits = {"max_length": most, "min_length": least, "include_prompt_in_result": False}
+            limits = {"max_length": most, "min_length": min(least, most), "include_prompt_in_result": False}
             results = engine.generate_batch(source, **limits, **options)
             texts = [result.sequences for result in results]
         else:
-            limits = {"max_decoding_length": most, "min_decoding_length": least, "max_input_length": 0}
+            limits = {"max_decoding_length": most, "min_decoding_length": min(least, most), "max_input_length": 0}
             begins = [[self.answer_words[i] for i in row.begin] for row in rows]
             results = engine.translate_batch(source, begins if any(begins) else None, **limits, **options)
             texts = [result.hypotheses for result in results]

@@ -75,6 +75,8 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # as GET; uvicorn leaves the body out
+            scope = {**scope, "method": "GET"}
         began, reply = time.perf_counter(), Reply(send, self.service)
         try:
             body = await self.body(Headers(scope=scope), receive)

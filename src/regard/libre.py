@@ -110,14 +110,15 @@ async def fields(request: Request) -> dict[str, Any]:
         tree = dict(pairs)
         if len(several := [value for name, value in pairs if name == "q"]) > 1:
             tree["q"] = several
-    return {name: value for name, value in tree.items() if name not in NEEDED or value not in (None, "", [])}
+    return {name: value for name, value in tree.items() if value not in ((None, "", []) if name in NEEDED else (None,))}
 
 
 async def asked(request: Request, model: type[Body], service: Service) -> Body:
     """The request, checked; complaints are LibreTranslate's where it has one."""
     tree = await fields(request)
     keys = service.settings.keys
-    if keys and not allowed(request.headers.get("authorization", "").removeprefix("Bearer "), keys):
+    scheme, _, sent = request.headers.get("authorization", "").partition(" ")
+    if keys and not (scheme.lower() == "bearer" and allowed(sent.strip(), keys)):
         key = tree.get("api_key")
         if not key:
             raise RefusedError(401, "an API key is needed: send it as api_key.")
@@ -179,7 +180,9 @@ def trimmed(raw: str) -> list[Piece]:
 
 
 def detected(service: Service, text: str, target: str | None = None) -> list[dict[str, Any]]:
-    """The served source languages (those with a model to `target`), likeliest first, with a confidence in percent."""
+    """The served source languages (those with a model to `target`), likeliest first, with a confidence in percent. The
+    first thousand characters decide."""
+    text = text[:1000]
     costs: dict[str, float] = {}
     for predictor in service.doing("translate").values():
         source, other = predictor.config.text.languages

@@ -52,6 +52,8 @@ class Output(NamedTuple):
 
 EMPTY = [Output("", 0.0, [])]
 """The answers to an empty text."""
+CELLS = 2**26
+"""Probabilities that one step gives at most: hypotheses times the vocabulary, in 256 MB."""
 Answered = tuple[int, list[Output]] | None
 """The place of a text and its answers; None: nothing yet, and a moment to do something else."""
 
@@ -118,7 +120,8 @@ class Predictor:
         step is done."""
         yield from ((place, EMPTY) for place, source in enumerate(sources) if not source.ids)
         order = sorted((i for i in range(len(sources)) if sources[i].ids), key=lambda i: len(sources[i].ids))
-        for group in grouped(order, [one.ids for one in sources], budget):
+        rows = max(1, CELLS // (max(best, settings.beam) * self.target.size))
+        for group in grouped(order, [one.ids for one in sources], budget, rows):
             chosen = [sources[i] for i in group]
             found: Iterable[Answered]
             match self.model:
@@ -288,11 +291,13 @@ def part(source: Framed, first: int, last: int, score: float) -> Output:
     return Output(inside.strip(), score, [], (start - shift, start - shift + len(inside.strip())))
 
 
-def grouped(order: Sequence[int], sources: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]:
-    """Indices, shortest source first, in groups whose padded size is within the budget."""
+def grouped(
+    order: Sequence[int], sources: Sequence[Sequence[int]], budget: int, rows: int | None = None
+) -> Iterator[list[int]]:
+    """Indices, shortest source first, in groups whose padded size is within the budget, of at most so many rows."""
     group: list[int] = []
     for index in order:
-        if group and len(sources[index]) * (len(group) + 1) > budget:
+        if group and (len(sources[index]) * (len(group) + 1) > budget or len(group) == rows):
             yield group
             group = []
         group.append(index)

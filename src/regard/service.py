@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator
 
 from regard.config import Count, DecodeConfig, Settings
 from regard.errors import InputError
@@ -70,11 +70,13 @@ class ServeSettings(Settings):
     retry: bool = False
     """Whether an answer that the guard flags is decoded again without repeats."""
 
-    @model_validator(mode="after")
-    def request_fits_queue(self) -> "ServeSettings":
-        if self.max_items > self.max_queue:
-            raise ValueError(f"max_items {self.max_items} is more than max_queue {self.max_queue}")
-        return self
+    @field_validator("keys")
+    @classmethod
+    def keys_fit_headers(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+        for number, key in enumerate(keys, 1):
+            if not key or not key.isascii() or not key.isprintable() or key != key.strip():
+                raise ValueError(f"key {number} of {len(keys)} is empty, or not plain ASCII without spaces around it")
+        return keys
 
 
 class RefusedError(Exception):
@@ -109,7 +111,7 @@ None between them is a moment in which others may take their turn."""
 Steps = Generator[tuple[int, Any] | None]
 PATIENCE = 1.0
 """Seconds that batches work alone before others begin beside them: a large batch is faster than two small ones."""
-BESIDE = 4
+BESIDE = 16
 """Batches that take turns at most: each holds memory."""
 TURN = 0.02
 """Seconds of a turn: some steps of a small model, or one of a large one."""
