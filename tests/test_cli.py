@@ -149,7 +149,7 @@ def test_predictions_in_json(tiny_run):
 
 def test_a_line_that_is_too_long(tiny_run):
     status, out, err = regard("predict", tiny_run, text="abc\n" + "x" * 100_000 + "\n")
-    assert (status, out) == (2, "")
+    assert (status, len(out.splitlines())) == (2, 1)
     assert err.startswith("regard: text 2 has 100,000 tokens, this model takes at most 256. Split it, or let it be cut")
     status, out, err = regard("predict", tiny_run, "--set", "text.longer=cut", text="abc\n" + "x" * 100_000 + "\n")
     assert (status, err) == (0, "regard: 1 lines were cut to 256 tokens.\n")
@@ -194,6 +194,33 @@ def test_views_exclude_each_other(says, tiny_run):
     said = says("look", tiny_run, "abc", "--map", "all", "--token", "0")
     assert said == "--token and --map all are different views: ask for one of them at a time."
     assert says("look", tiny_run, "abc", "--token", "0", "--out", "x.png").startswith("--out and --token are different")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["predict", "RUN", "--prompt", "a", "--json"], "--prompt continues one text as it comes: leave --best"),
+        (["predict", "RUN", "--device", "nothing"], "the device 'nothing' cannot be used: "),
+        (["look", "RUN", "abc", "--map", "all", "--head", "0"], "--map all shows every head: leave --head out."),
+        (["look", "RUN", "abc", "--head", "0", "--out", "x.html"], "x.html will hold every map: leave --map and"),
+        (["train", "--resume", "RUN", "--run", "other"], "--run names a new run, --resume one that is there"),
+    ],
+)
+def test_options_that_would_be_left_out(says, tiny_run, words, said):
+    assert said in says(*(tiny_run if word == "RUN" else word for word in words))
+
+
+def test_a_wrong_device_makes_no_run(says, tmp_path):
+    assert "cannot be used" in says("train", "reverse", "--run", tmp_path / "run", "--device", "nothing")
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_bad_line_does_not_lose_those_before_it(tiny_run):
+    status, out, err = regard("predict", tiny_run, text=f"abc\nb\n{'a' * 5000}\nb\n")
+    assert (status, len(out.splitlines())) == (2, 2)
+    assert "text 3 has " in err
+    status, out, err = regard("predict", tiny_run, text=b"abc\n\xff\n")
+    assert (status, len(out.splitlines())) == (2, 1)
 
 
 def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):

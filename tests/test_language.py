@@ -189,7 +189,9 @@ def test_a_prompt_that_is_too_long_is_refused_or_its_end_kept(run):
     with pytest.raises(InputError, match=r"has 200 tokens, this model takes at most 24"):
         predictor(long)
     cut = regard.load(run, ["text.longer=cut"], device="cpu")
-    assert cut.encode(long).ids == predictor.source.encode(long).ids[-24:]
+    assert cut.encode(long).ids == predictor.source.encode(long).ids[-12:]  # the other half is for the answer
+    with pytest.raises(InputError, match="words are aligned between a text and its translation"):
+        regard.look(predictor, "가나").words()
     with pytest.raises(InputError, match="positions are learned: it cannot go on past its context of 24 tokens"):
         predictor.predict(["가"], settings=predictor.config.decode.model_copy(update={"slide": True}))
     assert len(predictor.predict(["가"])[0][0].tokens) - 1 <= 23

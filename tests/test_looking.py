@@ -12,6 +12,7 @@ import torch
 from conftest import tiny, train_tiny
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from torch.testing import assert_close
 
 import regard
@@ -19,7 +20,7 @@ from regard.config import TransformerConfig
 from regard.errors import InputError
 from regard.looking import Look, agreed, look, pieces
 from regard.maps import Map, Piece, page
-from regard.picture import drawn
+from regard.picture import drawn, wrapped
 from regard.predict import Output
 from regard.run import fit, fresh
 from regard.text import Vocabulary
@@ -117,6 +118,13 @@ def test_files(predictor, tmp_path):
         found.save(tmp_path / "a.gif")
 
 
+def test_a_title_is_no_formula(predictor, tmp_path):
+    found = look(predictor, "abcd")
+    Look(found.predictor, r"a $\foo$ \\$5 b" + " long" * 20, found.answers).save(tmp_path / "a.svg")
+    assert "foo" in wrapped(r"a $\foo$", 40)
+    assert len(wrapped("말 " * 200, 40).splitlines()) == 4
+
+
 def test_a_page_holds_any_text_safely(predictor):
     tree = look(predictor, "abc").tree(packed=True)
     tree["text"]["source"] = "</script><script>alert(1)</script> \u2028 🦊 한국어"
@@ -175,6 +183,13 @@ def test_a_drawing_is_aligned_in_wide_letters():
     assert lines[0].split() == ["스물", "one"]
     assert lines[1].startswith("이십  ████ ")
     assert lines[2].startswith("   1       ███")
+
+
+def test_a_drawing_that_is_too_wide_comes_in_parts():
+    weights, columns = torch.eye(30), [f"{n}글" for n in range(30)]
+    lines = drawn(weights, columns, columns, colour=False, most=40).plain.splitlines()
+    assert max(map(cell_len, lines)) <= 40
+    assert sum("██" in line for line in lines) == 30
 
 
 BYTES = Vocabulary.learn(["abc"], regard.read("reverse").text.source.model_copy(update={"kind": "byte"}))

@@ -108,13 +108,17 @@ def train(
     `regard train --resume runs/n`
     """
     from regard.console import trained
+    from regard.device import choose
     from regard.errors import ConfigError
     from regard.run import fresh, resumed
     from regard.toml import read
 
     if (name is None) == (resume is None):
         raise ConfigError("give a recipe or a .toml file to train, or --resume RUN to go on with a run (not both).")
+    choose(device)
     if resume is not None:
+        if run is not None:
+            raise ConfigError("--run names a new run, --resume one that is there: give one of them.")
         if changes:
             raise ConfigError("--set cannot change a run that is resumed: it would not be the same run. Start another.")
         place, prepared = resume, resumed(resume)
@@ -143,19 +147,20 @@ def predict(
     """
     import json
 
-    from regard.console import stdin_lines
+    from regard.console import answers_to, chunks, stdin_lines
     from regard.fast import load
-    from regard.predict import chunks
 
     predictor = load(run, changes or (), device, engine)
     if prompt is not None:
+        if best > 1 or as_json or prefix:
+            raise InputError("--prompt continues one text as it comes: leave --best, --json and --prefix out.")
         for part in predictor.stream(prompt):
             print(part, end="", flush=True)
         print()
         return
     line = 1
     for group in chunks(stdin_lines(), 1 if sys.stdin.isatty() else 256):
-        answers = predictor.predict(group, best=best, prefixes=[prefix] * len(group) if prefix else None, first=line)
+        answers, problem = answers_to(predictor, group, best, prefix, line)
         line += len(group)
         for outputs in answers:
             if as_json:
@@ -163,8 +168,10 @@ def predict(
             else:
                 print("\t".join(" ".join(output.text.splitlines()) for output in outputs))
         sys.stdout.flush()
+        if problem:
+            raise problem
     if predictor.cut:
-        most = predictor.config.text.max_length
+        most = predictor.config.text.max_length // (1 + (predictor.config.model.kind == "language"))
         print(f"regard: {predictor.cut:,} lines were cut to {most:,} tokens.", file=sys.stderr)
 
 
@@ -193,6 +200,8 @@ def evaluate(
     if split not in ("test", "valid", "train"):
         raise ConfigError(f"--split is {split!r}, expected test, valid or train.")
     predictor = load(run, changes or (), device)
+    if outputs is not None and predictor.config.model.kind == "language":
+        raise InputError("--outputs: a language model is scored by the texts themselves, there are no outputs.")
     examples = getattr(read_splits(predictor.config), split)
     with counting("evaluating") as report:
         found = score(predictor, examples, predictor.config.evaluate, report)
@@ -230,12 +239,16 @@ def look(
     views = {"--out": file, "--token": token, "--back": back, "--map all": name if name == "all" and not file else None}
     if len(asked := [option for option, value in views.items() if value is not None]) > 1:
         raise InputError(f"{' and '.join(asked)} are different views: ask for one of them at a time.")
+    if head is not None and name == "all":
+        raise InputError("--map all shows every head: leave --head out.")
+    if (head is not None or name) and file and file.suffix.lower() in (".html", ".json"):
+        raise InputError(f"{file} will hold every map: leave --map and --head out.")
     found = looked(load(run, changes or ()), text, target=target)
     out.print(f"{found.text} -> {found.answer.text}\n", markup=False, soft_wrap=True)
     if file is not None:
         found.save(file, name, head)
         out.print(f"written: {file} ({file.stat().st_size:,} bytes)", markup=False, soft_wrap=True)
-    elif name == "all":
+    elif name == "all" and found.map():
         out.print(surveyed((one.name, one.entropy(), one.distance()) for one in found.maps))
     elif token is not None:
         _, rows, columns = found.labelled(name, head)
@@ -247,7 +260,7 @@ def look(
         for answer, source in agreed(found, other):
             out.print(f"{answer} - {source}", markup=False, soft_wrap=True)
     else:
-        out.print(drawn(*found.labelled(name, head)))
+        out.print(drawn(*found.labelled(name, head), most=out.width))
 
 
 @app.command()
@@ -365,7 +378,9 @@ def export(
     elif to == "huggingface":
         from regard.export import export as convert
 
-        made = convert(run, folder)
+        if quantization != "float32":
+            raise ConfigError(f"--quantization is {quantization!r}, which only --to ctranslate2 knows. Leave it out.")
+        made = convert(run, folder, lambda line: out.print(line, markup=False, soft_wrap=True))
     else:
         raise ConfigError(f"--to is {to!r}, expected huggingface or ctranslate2.")
     out.print(f"written: {folder} ({made})", markup=False, soft_wrap=True)

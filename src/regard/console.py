@@ -5,7 +5,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,8 +16,9 @@ from rich.table import Table
 
 from regard.config import Config
 from regard.data import Ledger
-from regard.errors import InputError
+from regard.errors import InputError, RegardError
 from regard.evaluation import Evaluation
+from regard.predict import Output, Predictor
 from regard.run import fit
 from regard.train import Event
 
@@ -215,3 +216,43 @@ def stdin_lines() -> Iterator[str]:
                 f"standard input, line {number}: byte 0x{line[error.start]:02x} at {error.start + 1} is not UTF-8. "
                 "Convert the text first, for example with iconv -t UTF-8."
             ) from error
+
+
+def chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Lines by the `size`, as they come; those before a line that cannot be read come before its error."""
+    group: list[str] = []
+    try:
+        for line in lines:
+            group.append(line)
+            if len(group) == size:
+                yield group
+                group = []
+    except RegardError:
+        if group:
+            yield group
+        raise
+    if group:
+        yield group
+
+
+def answers_to(
+    predictor: Predictor, lines: Sequence[str], best: int, prefix: str, first: int
+) -> tuple[list[list[Output]], InputError | None]:
+    """The answers to lines up to the first that cannot be taken, and what is wrong with that one: one bad line does not
+    lose the answers to those before it."""
+
+    def answered(some: Sequence[str]) -> list[list[Output]]:
+        return predictor.predict(some, best=best, prefixes=[prefix] * len(some) if prefix else None, first=first)
+
+    try:
+        return answered(lines), None
+    except InputError as error:
+        count, cut = 0, predictor.cut
+        with contextlib.suppress(InputError):
+            for line in lines:
+                predictor.encode(line)
+                count += 1
+        predictor.cut = cut
+        if count == len(lines):
+            raise
+        return answered(lines[:count]), error

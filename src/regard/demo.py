@@ -37,7 +37,7 @@ def demo(run: Path | None) -> None:
             out.print(f"  {text} -> {answer}")
         out.print("\n[bold]4. look[/bold]: where each digit looked; German says the ones before the tens\n")
         for text in SHOWN[:2]:
-            out.print(drawn(*look(predictor, text).labelled()))
+            out.print(drawn(*look(predictor, text).labelled(), most=out.width))
     out.print(f"done in {time.monotonic() - began:.0f} s. Your own data: see README.md and `regard recipes`.")
     if run is not None:
         err.print(f"the run is kept in {run}")

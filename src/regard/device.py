@@ -8,11 +8,21 @@ from pathlib import Path
 
 import torch
 
+from regard.errors import ConfigError
+
 
 def choose(name: str = "auto") -> torch.device:
     """The device of a name; auto: CUDA, then MPS, then the CPU."""
     if name != "auto":
-        return torch.device(name)
+        try:
+            device = torch.device(name)
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            reason = str(error).splitlines()[0][:100]
+            raise ConfigError(
+                f"the device {name!r} cannot be used: {reason}. Choose auto, cpu, cuda or mps."
+            ) from error
+        return device
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

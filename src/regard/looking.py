@@ -193,6 +193,8 @@ class Look:
 
     def words(self) -> list[tuple[int, int]]:
         """Hard alignment of words parted by white space: each word of the answer and the one it looks at most."""
+        if not self.tokens["key"]:
+            raise InputError("words are aligned between a text and its translation: this model does not translate.")
         weights, _, _ = self.labelled()
         of_row, of_column = (
             [word_at(text, piece) for piece in self.tokens[axis]]
@@ -268,7 +270,7 @@ class Look:
                 replace(path, json.dumps(self.tree(), ensure_ascii=False).encode())
             case ".html":
                 replace(path, page(self.fitting()).encode())
-            case ".png" | ".svg" | ".pdf" if name == "all":
+            case ".png" | ".svg" | ".pdf" if name == "all" and self.map():
                 save_grid(path, [(one.name, one.weights) for one in self.maps])
             case ".png" | ".svg" | ".pdf":
                 weights, rows, columns = self.labelled(name, head)
@@ -305,7 +307,7 @@ def look(
     text = clean(text)
     if not predictor.encode(text).ids:
         raise InputError("there is nothing to look at in an empty text.")
-    settings = settings or predictor.config.decode
+    settings = (settings or predictor.config.decode).model_copy(update={"slide": False})  # one pass sees it all
     if target is not None:
         if isinstance(predictor.model, TextEncoder):
             raise InputError("a target can be given to a model that writes; this one chooses.")

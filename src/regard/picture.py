@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -21,16 +22,21 @@ FONTS = ("Noto Sans CJK KR", "Noto Sans KR", "NanumGothic", "Apple SD Gothic Neo
 
 def drawn(weights: Tensor, rows: Sequence[str], columns: Sequence[str], colour: bool = True, most: int = 100) -> Text:
     """A map (query, key) for the terminal: darker is more. Without colour the shades stay readable. A source wider
-    than `most` characters has its tokens written downwards."""
+    than `most` characters has its tokens written downwards, and what is still wider comes in parts."""
     margin = max(map(cell_len, rows)) + 2
     wide = margin + sum(cell_len(key) + 1 for key in columns) <= most
     cells = max(map(cell_len, "".join(columns)), default=1)
+    room = max(1, (most - margin) // (cells + 1))
+    if not wide and len(columns) > room:
+        starts = range(0, len(columns), room)
+        parts = [(weights[:, start : start + room], columns[start : start + room]) for start in starts]
+        return Text("\n").join(drawn(part, rows, names, colour, most) for part, names in parts)
     widths = [cell_len(key) if wide else cells for key in columns]
     out = Text()
     for line in range(1 if wide else max(map(len, columns))):
         labels = columns if wide else [key[line : line + 1] for key in columns]
         padded = [label + " " * (width - cell_len(label)) for label, width in zip(labels, widths, strict=True)]
-        out.append(" " * margin + " ".join(padded) + "\n")
+        out.append((" " * margin + " ".join(padded)).rstrip() + "\n")
     for name, row in zip(rows, weights.tolist(), strict=True):
         out.append(" " * (margin - 2 - cell_len(name)) + name + "  ", style="bold" if colour else "")
         for weight, width in zip(row, widths, strict=True):
@@ -69,6 +75,8 @@ def figure(path: Path, columns: int, rows: int, size: tuple[float, float]) -> It
         import matplotlib
     except ImportError as error:
         raise InputError("pictures need matplotlib: pip install 'regard[pictures]'.") from error
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise InputError(f"{path} ends in {path.suffix!r}; a picture's name ends in .png, .svg or .pdf.")
     matplotlib.use("Agg")
     from matplotlib import font_manager, pyplot
 
@@ -86,17 +94,26 @@ def figure(path: Path, columns: int, rows: int, size: tuple[float, float]) -> It
             pyplot.close(drawing)
 
 
+def wrapped(title: str, width: int, most: int = 4) -> str:
+    """A title whose every line is broken into at most `most` of a width in letters, of which wide ones take two."""
+    lines = []
+    for line in title.expandtabs(4).splitlines():
+        letters = max(10, width * len(line) // max(1, cell_len(line)))
+        lines += textwrap.wrap(line, letters, max_lines=most, placeholder=" …")
+    return "\n".join(lines)
+
+
 def save_map(path: Path, weights: Tensor, rows: Sequence[str], columns: Sequence[str], title: str) -> None:
     """One map (query, key) with its tokens."""
     width, height = (min(24.0, 2.0 + 0.32 * count) for count in (len(columns), len(rows)))
-    with figure(path, 1, 1, (max(3.0, width), max(2.5, height))) as axes:
+    heading = wrapped(title, round(12 * max(3.0, width)))
+    with figure(path, 1, 1, (max(3.0, width), max(2.5, height) + 0.15 * heading.count("\n"))) as axes:
         axis = axes[0, 0]
         axis.imshow(weights.numpy(), cmap="viridis", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-        axis.set_title(title, fontsize=9)
+        axis.figure.suptitle(heading, fontsize=9, parse_math=False)
         for ticks, labels, turn in ((axis.xaxis, columns, 90), (axis.yaxis, rows, 0)):
             step = max(1, len(labels) // 80)
-            plain = [label.replace("$", r"\$") for label in labels]
-            ticks.set_ticks(range(0, len(labels), step), plain[::step], rotation=turn, fontsize=8)
+            ticks.set_ticks(range(0, len(labels), step), labels[::step], rotation=turn, fontsize=8, parse_math=False)
         axis.xaxis.tick_top()
 
 

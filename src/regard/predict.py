@@ -1,6 +1,5 @@
 """A trained run as a function: text in, text out."""
 
-import itertools
 import math
 import queue
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +20,7 @@ from regard.errors import InputError, RunError
 from regard.layers import settle
 from regard.limits import Asked, Hypothesis, asked
 from regard.models import AnyModel, Language, build
-from regard.text import EOS, Vocabulary, settled
+from regard.text import BOS, EOS, Vocabulary, settled
 from regard.toml import changed
 
 
@@ -94,6 +93,10 @@ class Predictor:
         that written answers must begin with; `budget` is how many source tokens are worked on at once; errors count
         texts from `first`; `tell` hears of every token that is written (see decode.py), while there is one text."""
         settings = settings or self.config.decode
+        if best < 1 or isinstance(texts, str):
+            raise InputError(
+                "predict wants several texts and at least one answer to each; call it with one text alone."
+            )
         sources = [self.encode(text, f"text {number}") for number, text in enumerate(texts, first)]
         prefixes = prefixes or [""] * len(sources)
         if len(prefixes) != len(sources):
@@ -173,7 +176,7 @@ class Predictor:
 
     def encode(self, text: str, where: str = "the text") -> Framed:
         """A text to predict as the model reads it; nothing for white space; too long is cut by setting, else an
-        error."""
+        error. A prompt that is cut leaves half of the context to what is written."""
         if not text.strip():
             return Framed(text, [], [], 0)
         if isinstance(self.model, Reader) and not text.partition("\t")[2].strip():
@@ -186,6 +189,10 @@ class Predictor:
                 "with --set text.longer=cut."
             )
         self.cut += framed_.length > most
+        if isinstance(self.model, Language) and framed_.length > most:
+            ids, offsets, lead, keep = framed_.ids, framed_.offsets, framed_.ids[:1] == [BOS], most // 2
+            kept = ids[:lead] + ids[lead:][-keep:], offsets[:lead] + offsets[lead:][-keep:]
+            return Framed(framed_.text, *kept, framed_.length)
         return framed_
 
     def beginning(self, source: Framed, prefix: str) -> list[int]:
@@ -271,9 +278,15 @@ class Predictor:
         for source, (starts, ends) in zip(sources, logits, strict=True):
             totals = starts[:, None] + ends
             allowed = torch.ones_like(totals, dtype=torch.bool).triu().tril(longest - 1)
-            scores, places = totals.masked_fill(~allowed, -torch.inf).flatten().topk(min(best, totals.numel()))
-            found = zip(scores.tolist(), places.tolist(), strict=True)
-            out.append([part(source, place // len(ends), place % len(ends), score) for score, place in found])
+            most = min(4 * best + 8, totals.numel())  # some differ in white space alone
+            scores, places = totals.masked_fill(~allowed, -torch.inf).flatten().topk(most)
+            found: dict[Any, Output] = {}
+            for score, place in zip(scores.tolist(), places.tolist(), strict=True):
+                if score > -1e30:  # what is not in the context is impossible
+                    answer = part(source, place // len(ends), place % len(ends), score)
+                    found.setdefault(answer.span, answer)
+            found = {span: answer for span, answer in found.items() if answer.text}
+            out.append(list(found.values())[:best])
         return out
 
     def output(self, hypothesis: Hypothesis, prompt: Sequence[int] = ()) -> Output:
@@ -320,10 +333,3 @@ def load(run: str | Path, changes: Iterable[str] = (), device: str = "auto") -> 
     fill(model, load_tensors(path), path)
     settle(model)
     return Predictor(model.to(choose(device)), config, source, target)
-
-
-def chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Lines by the `size`, as they come."""
-    iterator = iter(lines)
-    while group := list(itertools.islice(iterator, size)):
-        yield group

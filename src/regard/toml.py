@@ -54,8 +54,10 @@ def parse(path: Path, changes: Iterable[str] = ()) -> Config:
 
 
 def changed(config: Config, changes: Iterable[str]) -> Config:
-    """The same settings with `a.b=c` changes."""
-    return checked(merge(config.model_dump(exclude_none=True), changes), "--set")
+    """The same settings with `a.b=c` changes; file names in them are made absolute."""
+    changes = list(changes)
+    made = checked(merge(config.model_dump(exclude_none=True), changes), "--set")
+    return located(made) if changes else made
 
 
 def merge(tree: dict[str, Any], changes: Iterable[str]) -> dict[str, Any]:

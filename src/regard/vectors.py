@@ -48,6 +48,8 @@ def states(
     model = predictor.model
     if by_token and isinstance(model, Reader) and model.order is not None:
         raise InputError("this model reads whole sentences (model.unit): its tokens have no states.")
+    if isinstance(texts, str):
+        raise InputError("several texts are wanted, as a list; one text alone came.")
     device = next(model.parameters()).device
     rows = [predictor.encode(text, f"line {number}") for number, text in enumerate(texts, 1)]
     if not rows:
@@ -172,9 +174,9 @@ def draw(path: Path, vectors: Tensor, labels: Sequence[str], most: int = 40) -> 
         axis.scatter(points[:, 0].numpy(), points[:, 1].numpy(), s=14)
         middle = (points[:, 0].min() + points[:, 0].max()).item() / 2
         for (x, y), label in zip(points.tolist(), labels, strict=True):
-            text = (label if len(label) <= most else label[: most - 1] + "…").replace("$", r"\$")
+            text = label if len(label) <= most else label[: most - 1] + "…"
             side = {"xytext": (-4, 3), "ha": "right"} if x > middle else {"xytext": (4, 3), "ha": "left"}
-            axis.annotate(text, (x, y), textcoords="offset points", fontsize=8, **side)
+            axis.annotate(text, (x, y), textcoords="offset points", fontsize=8, parse_math=False, **side)
         axis.margins(0.1, 0.08)
         axis.set_xticks([])
         axis.set_yticks([])
