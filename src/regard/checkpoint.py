@@ -91,6 +91,7 @@ def fill(model: nn.Module, tensors: Tensors, path: Path) -> None:
         raise RunError(
             f"{path} holds other weights than config.toml describes: "
             + "; ".join(f"{len(n)} {what} ({n[0]})" for what, n in (("missing", missing), ("unknown", unknown)) if n)
+            + ". A run of another version of regard has to be trained again."
         )
     with torch.no_grad():
         for name, parameter in wanted.items():
