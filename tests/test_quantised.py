@@ -8,6 +8,7 @@ from regard.errors import DataError
 from regard.exchange import import_run
 from regard.predict import load
 from regard.quantised import settings as gguf_settings
+from regard.quantised import tokenizer as gguf_tokenizer
 
 
 def test_gguf_is_the_same(tmp_path):
@@ -39,6 +40,12 @@ def test_gguf_of_other_kinds(tmp_path):
     gguf_of(tmp_path / "theirs", path, lambda writer: writer.add_string("llama.rope.scaling.type", "yarn"))
     with pytest.raises(DataError, match=r"rotary positions are scaled \(yarn\)"):
         import_run(path, tmp_path / "run")
+    for name in ("rope.scaling.factor", "rope.scale_linear"):
+        gguf_of(tmp_path / "theirs", path, lambda writer, name=name: writer.add_float32(f"llama.{name}", 8.0))
+        with pytest.raises(DataError, match=rf"rotary positions are scaled \({name} is 8.0\)"):
+            import_run(path, tmp_path / "run")
+    gguf_of(tmp_path / "theirs", path, lambda writer: writer.add_float32("llama.rope.scaling.factor", 1.0))
+    import_run(path, tmp_path / "unscaled")
     gguf_of(tmp_path / "theirs", path, pre="tekken")
     with pytest.raises(DataError, match="tokenizer is 'gpt2', 'tekken'; known is 'gpt2' with one of: gpt-2, smollm"):
         import_run(path, tmp_path / "run")
@@ -46,3 +53,18 @@ def test_gguf_of_other_kinds(tmp_path):
         gguf_settings(path, {"general.architecture": "mamba"})
     with pytest.raises(DataError, match=r"does not say llama.attention.head_count"):
         gguf_settings(path, {"general.architecture": "llama"})
+
+
+@pytest.mark.parametrize("begin", [{}, {"tokenizer.ggml.bos_token_id": 2}, {"tokenizer.ggml.bos_token_id": -1}])
+def test_gguf_that_begins_with_no_entry(tmp_path, begin):
+    facts = {"model": "gpt2", "pre": "gpt-2", "tokens": ["a", "b"], "merges": [], "add_bos_token": True}
+    with pytest.raises(DataError, match=r"add_bos_token is set, but bos_token_id is (None|2|-1), expected an entry"):
+        gguf_tokenizer(tmp_path, {f"tokenizer.ggml.{name}": value for name, value in facts.items()} | begin)
+
+
+def test_gguf_whose_entries_are_damaged(tmp_path):
+    path = tmp_path / "model.gguf"
+    gguf_of(tmp_path / "theirs", path)
+    path.write_bytes(path.read_bytes().replace(b"tokenizer.ggml.merges", b"tokenizer.ggml.nerges"))
+    with pytest.raises(DataError, match=r"model.gguf is damaged, cut short, or no GGUF file: KeyError"):
+        import_run(path, tmp_path / "run")

@@ -1,6 +1,7 @@
 """Their tokenizers -> our vocabularies. Entries are moved by four; in front of them come <pad> <unk> <bos> <eos>."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,10 +38,11 @@ def entries(tokenizer: Tree) -> dict[str, int]:
     return known | {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or []}
 
 
-def is_ours(tokenizer: Tree) -> bool:
-    """Whether a vocabulary begins as ours do."""
+def is_ours(tokenizer: Tree, special: Sequence[int | None]) -> bool:
+    """Whether a vocabulary begins as ours do, and the model's `special` entries are those."""
     known = entries(tokenizer)
-    return [known.get(token) for token in SPECIAL] == list(range(len(SPECIAL)))
+    named = [known.get(token) for token in SPECIAL] == list(range(len(SPECIAL)))
+    return named and all(entry in (None, i) for i, entry in enumerate(special))
 
 
 def unknown(tokenizer: Tree) -> int | None:
@@ -52,14 +54,14 @@ def unknown(tokenizer: Tree) -> int | None:
     return entries(tokenizer).get(model.get("unk_token"))
 
 
-def moved(given: Given, count: int) -> Tree:
+def moved(given: Given, count: int, special: Sequence[int | None]) -> Tree:
     """The tokenizer's JSON with our special entries at 0 to 3 and the others behind them, `count` in all: what the
     embedding has a row for and the tokenizer no entry gets one, never used. Texts are framed by us, not by it."""
     tree, known = given.tokenizer, entries(given.tokenizer)
     plain = {"truncation": None, "padding": None, "post_processor": None}
     if max(known.values()) >= count:
         raise DataError(f"{given.where}: the tokenizer has {max(known.values()) + 1:,} entries, the model {count:,}.")
-    if is_ours(tree):
+    if is_ours(tree, special):
         return tree | plain
     shift = len(SPECIAL)
     names = {i: token if token not in SPECIAL else f"{token[:-1]}:{i}>" for token, i in known.items()}
@@ -94,18 +96,31 @@ def specials(given: Given, form: Form, reading: Reading) -> tuple[list[int | Non
         tokenizer = tokenizer_of(given.tokenizer | {"truncation": None, "padding": None}, given.where)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{given.where}: the tokenizer has no model with a vocabulary ({error!r}).") from error
-    frame = list(tokenizer.encode("").ids)
-    eos, bos = entry("eos"), entry("bos")
+    lead, tail = frame(tokenizer, given.where)
+    bos, eos, start = entry("bos"), entry("eos"), entry("decoder_start")
+    before, behind = (" ".join(str(tokenizer.id_to_token(i)) for i in part) for part in (lead, tail))
+    refusal = f"{given.where}: the tokenizer puts {before!r} before a text and {behind!r} behind it, expected "
     if form.kind == "language":
-        begin = bool(frame) and frame[0] != eos
-        return [pad, unk, frame[0] if begin else bos, eos], begin
+        if len(lead) > 1 or tail:
+            raise DataError(f"{refusal}at most one entry before it and none behind it.")
+        return [pad, unk, lead[0] if lead else bos, eos], bool(lead)
     if form.kind == "encoder":
-        if len(frame) != 2:
-            raise DataError(
-                f"{given.where}: the tokenizer frames texts with {len(frame)} entries, expected 2 ([CLS] and [SEP])."
-            )
-        return [pad, unk, *frame], True
-    if frame not in ([], [eos]) or eos is None:
-        names = " ".join(str(tokenizer.id_to_token(i)) for i in frame)
-        raise DataError(f"{given.where}: the tokenizer frames texts with {names}, expected only the end, eos_token_id.")
-    return [pad, unk, entry("decoder_start"), eos], False
+        if len(lead) != 1 or len(tail) != 1:
+            raise DataError(f"{refusal}one entry before it and one behind it ([CLS] and [SEP]).")
+        return [pad, unk, *lead, *tail], True
+    if eos is None or lead or tail != [eos]:
+        raise DataError(f"{refusal}only the end behind it (eos_token_id, which is {eos}).")
+    if start is None:
+        raise DataError(f"{given.where}: config.json does not say which entry decoder_start_token_id is. Add it.")
+    return [pad, unk, start, eos], False
+
+
+def frame(tokenizer: Tokenizer, where: Path) -> tuple[list[int], list[int]]:
+    """What a tokenizer puts before and behind every text."""
+    found = tokenizer.encode("a the 1 2 3 x y z")
+    inside = [place for place, added in enumerate(found.special_tokens_mask) if not added]
+    if not found.ids:
+        return [], []
+    if not inside:
+        raise DataError(f"{where}: the tokenizer puts entries around a text, but makes none of letters and digits.")
+    return list(found.ids[: inside[0]]), list(found.ids[inside[-1] + 1 :])

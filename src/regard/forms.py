@@ -242,7 +242,7 @@ def read_gpt2(tree: Tree) -> Reading:
 
 def rotary_base(tree: Tree, name: str = "rope_theta") -> float:
     """The base of rotary positions that are not scaled."""
-    rope = group(tree, "rope_scaling") | group(tree, "rope_parameters")
+    rope = group(tree, "rope_scaling") or group(tree, "rope_parameters")  # the older name wins
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         raise DataError(f"config.json: rotary positions are scaled ({kind}); only unscaled ones are known.")
@@ -252,7 +252,7 @@ def rotary_base(tree: Tree, name: str = "rope_theta") -> float:
 def read_neox(tree: Tree) -> Reading:
     """GPT-NeoX whose parts follow each other."""
     only(tree, use_parallel_residual=False, attention_bias=True)
-    rope = group(tree, "rope_parameters")
+    rope = group(tree, "rope_scaling") or group(tree, "rope_parameters")
     only({"rotary_pct": rope.get("partial_rotary_factor", tree.get("rotary_pct", 0.25))}, rotary_pct=1.0)
     if "use_parallel_residual" not in tree:
         raise DataError("config.json: use_parallel_residual is not given, that is true; only false has an equal here.")

@@ -35,6 +35,8 @@ SPLITS: dict[str, list[dict[str, Any]]] = {
 }
 """How a text is cut into words, by the name that llama.cpp gives it."""
 CONTROL, USER = 3, 4
+DAMAGE = (ValueError, TypeError, LookupError, AttributeError, OSError, RuntimeError, ArithmeticError, MemoryError)
+"""What reading a damaged file raises."""
 
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any]]:
@@ -53,13 +55,13 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, 
         tree = settings(path, facts)
         tree["tie_word_embeddings"] = "output.weight" not in dense
         tensors = {renamed(path, name): torch.tensor(make()).float() for name, make in dense.items()}
-    except (ValueError, IndexError, KeyError, OSError, NotImplementedError, OverflowError) as error:
+        for name, tensor in tensors.items():
+            if ".q_proj." in name or ".k_proj." in name:
+                heads = tree["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
+                tensors[name] = untwisted(tensor, heads)
+        return tree, tensors, tokenizer(path, facts)
+    except DAMAGE as error:
         raise DataError(f"{path} is damaged, cut short, or no GGUF file: {error!r}.") from error
-    for name, tensor in tensors.items():
-        if ".q_proj." in name or ".k_proj." in name:
-            heads = tree["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
-            tensors[name] = untwisted(tensor, heads)
-    return tree, tensors, tokenizer(path, facts)
 
 
 def settings(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
@@ -75,6 +77,9 @@ def settings(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
 
     if fact("rope.scaling.type", "none") != "none":
         raise DataError(f"{path}: rotary positions are scaled ({fact('rope.scaling.type')}); only unscaled are known.")
+    for name in ("rope.scaling.factor", "rope.scale_linear"):
+        if fact(name, 1) not in (0, 1):  # 0 is none, too
+            raise DataError(f"{path}: rotary positions are scaled ({name} is {fact(name)}); only unscaled are known.")
     heads = fact("attention.head_count")
     return {
         "model_type": "llama",
@@ -143,8 +148,10 @@ def tokenizer(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
         },
     }
     if facts.get("tokenizer.ggml.add_bos_token"):
-        first = tokens[facts["tokenizer.ggml.bos_token_id"]]
-        tree["post_processor"] = framing([first], [], {first: facts["tokenizer.ggml.bos_token_id"]})
+        begin = facts.get("tokenizer.ggml.bos_token_id")
+        if not isinstance(begin, int) or not 0 <= begin < len(tokens):
+            raise DataError(f"{path}: add_bos_token is set, but bos_token_id is {begin}, expected an entry.")
+        tree["post_processor"] = framing([tokens[begin]], [], {tokens[begin]: begin})
     return tree
 
 
