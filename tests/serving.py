@@ -16,7 +16,8 @@ from regard.gate import Server
 from regard.predict import Predictor
 from regard.run import fit, fresh
 from regard.serve import application
-from regard.service import ServeSettings, Service
+from regard.service import Service
+from regard.waiting import ServeSettings
 
 
 class Live(NamedTuple):

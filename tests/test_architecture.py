@@ -50,6 +50,7 @@ ORDER = [
     "export",
     "maps",
     "looking",
+    "waiting",
     "service",
     "schema",
     "gate",

@@ -12,7 +12,8 @@ from starlette.datastructures import Headers
 
 import regard
 from regard.gate import Gate, problem
-from regard.service import RefusedError, ServeSettings, Service
+from regard.service import Service
+from regard.waiting import RefusedError, ServeSettings
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ import regard
 from regard.errors import ConfigError
 from regard.gate import POLICY
 from regard.serve import STUDIO, opened, serve, server_settings
-from regard.service import ServeSettings
+from regard.waiting import ServeSettings
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from serving import Held, live, wait_until
 
 import regard
 from regard.errors import InputError
-from regard.service import Batcher, Metrics, RefusedError, ServeSettings
+from regard.waiting import Batcher, Metrics, RefusedError, ServeSettings
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_who_is_finished_is_told_at_once_and_a_breakdown_is_for_those_left():
 
 def test_a_long_one_lets_others_take_their_turn(monkeypatch):
     """The long one goes on until the short one, which came later, has been answered."""
-    monkeypatch.setattr("regard.service.PATIENCE", 0.0)
+    monkeypatch.setattr("regard.waiting.PATIENCE", 0.0)
     begun, answered = threading.Event(), threading.Event()
 
     def long(items):

@@ -19,8 +19,8 @@ from regard.maps import page as page_of
 from regard.models import Language
 from regard.run import fit, fresh
 from regard.serve import application
-from regard.service import ServeSettings
 from regard.toml import read
+from regard.waiting import ServeSettings
 
 uvicorn = pytest.importorskip("uvicorn")
 playwright = pytest.importorskip("playwright.sync_api")

@@ -17,8 +17,9 @@ from regard.batch import framed
 from regard.errors import RegardError
 from regard.predict import Predictor
 from regard.schema import COMPLETIONS, FAILURES, Responses, failure
-from regard.service import TASKS, RefusedError, Service
+from regard.service import TASKS, Service
 from regard.text import BOS, EOS
+from regard.waiting import RefusedError
 from regard.writing import Choice, CompletionBody, Part, Prompt, Written, write
 
 log = logging.getLogger("regard.serve")

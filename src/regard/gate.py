@@ -20,7 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from regard.schema import OPENAI, failure
-from regard.service import RefusedError, Service
+from regard.service import Service
+from regard.waiting import RefusedError
 
 log = logging.getLogger("regard.serve")
 POLICY = (

@@ -19,8 +19,9 @@ from starlette.requests import Request
 
 from regard.guard import Answer
 from regard.schema import MOST, PROBLEMS, WRONG_KEY, Text
-from regard.service import RefusedError, Service
+from regard.service import Service
 from regard.text import UNK
+from regard.waiting import RefusedError
 
 UNKNOWN = 4
 """Tokens that an unknown one counts as, when a language is guessed."""

@@ -45,7 +45,8 @@ try:
         complaint,
         decoding,
     )
-    from regard.service import TASKS, RefusedError, ServeSettings, Service
+    from regard.service import TASKS, Service
+    from regard.waiting import RefusedError, ServeSettings
     from regard.writing import CompletionBody
 except ModuleNotFoundError as error:
     if (error.name or "").startswith("regard"):
