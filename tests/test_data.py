@@ -301,9 +301,9 @@ def test_open_quote_is_refused(folder):
     refusal(folder.table, "csv", b'a,b\nc,"d\ne,f\ng,h\n')
 
 
-def test_huge_csv_cell_is_refused(folder):
-    message = refusal(folder.table, "csv", b'a,b\nc,"' + b"x" * 140_000 + b'"\n')
-    assert message == f"{folder.name('s:2')} is not CSV: field larger than field limit (131072)."
+def test_huge_csv_cell_is_read(folder):
+    found = folder.table("csv", b'a,b\nc,"' + b"x" * 140_000 + b'"\n').train
+    assert found[1].target == "x" * 140_000
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,12 @@ def test_huge_csv_cell_is_refused(folder):
         (b"[1, 2]", "is JSON but no object: expected {...} with one field a side."),
         (b'"text"', "is JSON but no object: expected {...} with one field a side."),
         (b'{"source": "a"}', "has no text in field 'target'. Its fields are source."),
-        (b'{"source": "a", "target": 3}', "has no text in field 'target'. Its fields are source, target."),
+        (b'{"source": "a", "target": 3}', "has 3 in field 'target', expected a text in quotes."),
+        (
+            b'{"source": "a", "target": ["b", "c"]}',
+            """has ["b", "c"] in field 'target', expected a text in quotes. """
+            "Several labels are one text, with text.target.separator between them.",
+        ),
         (b'{"source": null, "target": "b"}', "has no text in field 'source'. Its fields are source, target."),
         (b"{}", "has no text in field 'source'. Its fields are none."),
     ],

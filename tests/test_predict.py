@@ -1,5 +1,6 @@
 """A run as a function: loading, batches, prefixes, scores; and evaluation over it."""
 
+import copy
 import math
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 import regard
 from regard.batch import Pair, collate
-from regard.config import EvaluateConfig
+from regard.config import EvaluateConfig, TableData
 from regard.errors import DataError, InputError
 from regard.evaluation import evaluate, perplexity
 from regard.files import Example
@@ -98,5 +99,10 @@ def test_evaluation_adds_up(predictor):
     assert "version:" in found.signatures["bleu"]
     grouped = evaluate(predictor, examples, settings.model_copy(update={"group": True}))
     assert grouped.references == [["ba", "xx"], ["?"]]
-    with pytest.raises(DataError, match="nothing to evaluate on"):
+    with pytest.raises(DataError, match=r"nothing to evaluate on: this split has no examples\.$"):
         evaluate(predictor, [], settings)
+    other = copy.copy(predictor)
+    data = TableData(kind="tsv", train=("a",), cut_valid=3)
+    other.config = predictor.config.model_copy(update={"data": data})
+    with pytest.raises(DataError, match=r"no examples\. Set data\.test or data\.cut_test for test\.$"):
+        evaluate(other, [], settings)

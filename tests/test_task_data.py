@@ -9,7 +9,7 @@ import pytest
 from regard.config import DocumentData, LabelledData, SquadData, StoryData
 from regard.data import read_files
 from regard.errors import ConfigError, DataError
-from regard.run import prepare
+from regard.run import doubts, prepare
 from regard.toml import read
 
 
@@ -146,6 +146,14 @@ def test_a_question_without_answer_is_in_the_ledger(tmp_path):
 
 
 # --- documents -------------------------------------------------------------------------------------------------------
+
+
+def test_doubts_about_texts(tmp_path):
+    train = put(tmp_path / "t.txt", "ab ba\n" * 50)
+    changes = [f'data.train=["{train[0]}"]', "text.max_length=8"]
+    assert doubts(prepare(read("shakespeare", changes))) == ["there is no test data: set data.test or data.test_share."]
+    same = read("shakespeare", [*changes, f'data.valid=["{train[0]}"]', "data.test_share=0.0"])
+    assert doubts(prepare(same))[0] == "1 of 1 valid sources are in the training data too."
 
 
 def test_a_text_file_is_one_document(tmp_path):

@@ -1,9 +1,21 @@
 """Metrics of labels, summaries and spans, against counting by hand and the library's own."""
 
+import json
+
 import pytest
+from conftest import tiny
 from rouge_score.rouge_scorer import RougeScorer
 
+import regard
+from regard.batch import Pair, collate
+from regard.config import Config, EvaluateConfig
+from regard.errors import DataError
+from regard.evaluation import evaluate
+from regard.files import Example
 from regard.metrics import bare, better, calibration_error, confusion, macro_f1, overlap, score
+from regard.predict import Output
+from regard.run import fit, fresh
+from regard.text import PAD
 
 WANTED = [["a"], ["a"], ["b"], ["c"]]
 GIVEN = ["a", "b", "b", "b"]
@@ -11,7 +23,9 @@ GIVEN = ["a", "b", "b", "b"]
 
 def test_macro_f1_is_the_mean_over_labels():
     assert macro_f1(GIVEN, WANTED) == pytest.approx((2 / 3 + 2 * 1 / 4 + 0) / 3)
-    assert macro_f1(["a,b", ""], [["b, a"], ["a"]]) == pytest.approx((2 / 3 + 1) / 2)
+    assert macro_f1(["a,b", ""], [["b, a"], ["a"]], ",") == pytest.approx((2 / 3 + 1) / 2)
+    assert macro_f1(["a|b, c", ""], [["b, c|a"], ["a"]], "|") == pytest.approx((2 / 3 + 1) / 2)
+    assert macro_f1(["a, b", "a"], [["a, c"], ["a"]]) == pytest.approx(1 / 3)  # whole texts are labels
     assert macro_f1(["a"], [["a"]]) == 1
 
 
@@ -21,6 +35,70 @@ def test_confusion_counts_every_pair():
         "b": {"a": 0, "b": 1, "c": 0},
         "c": {"a": 0, "b": 1, "c": 0},
     }
+
+
+def test_only_a_whole_label_is_accurate():
+    outputs, wanted = ["New York", "New Jersey"], [["New York"], ["New York"]]
+    assert score("accuracy", outputs, wanted, "") == 50
+    assert score("accuracy", outputs, wanted) == 75  # of what was written, every token counts
+
+
+def classifier(folder, labels, multiple=False):
+    """A predictor of labels that has learned next to nothing; of several with a bar between them."""
+    path = folder / "data.jsonl"
+    rows = [{"source": f"text {n}", "target": labels[n % len(labels)]} for n in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    parts = {
+        "data": {"kind": "jsonl", "train": (str(path),), "cut_valid": 8},
+        "text": {"source": {"kind": "word"}, "target": {"kind": "label", "separator": "|" if multiple else ""}},
+        "model": {"kind": "classifier", "multiple": multiple, "size": 8, "feedforward": 8, "heads": 1, "layers": 1},
+        "evaluate": {"metrics": ("f1",)},
+    }
+    config = Config.model_validate({**tiny().model_dump(), **parts})
+    fit(fresh(config, folder / "run"), folder / "run", lambda event: None, device="cpu")
+    return regard.load(folder / "run", device="cpu")
+
+
+def scores(predictor, pairs):
+    """The evaluation of outputs that are given, each with the right answer."""
+    given = {str(number): output for number, (output, _) in enumerate(pairs)}
+    predictor.predict = lambda texts: [[Output(given[text], 0.0, [])] for text in texts]
+    examples = [Example(str(number), wanted, "x:1") for number, (_, wanted) in enumerate(pairs)]
+    return evaluate(predictor, examples, EvaluateConfig(metrics=("exact", "accuracy", "f1", "ece")))
+
+
+def test_several_labels_are_compared_as_sets(tmp_path):
+    predictor = classifier(tmp_path, ["a|b, c", "a", "d|b, c", ""], multiple=True)
+    found = scores(predictor, [("b, c|a", "a|b, c"), ("a|b, c|d", "d | a|b, c"), ("d", "d|a"), ("", "")])
+    assert found.metrics == pytest.approx({"exact": 75, "accuracy": 75, "f1": 100 * (4 / 5 + 1 + 1) / 3, "ece": 25})
+    assert found.confusion["a|b, c"]["a|b, c"] == found.confusion["a|d"]["d"] == found.confusion[""][""] == 1
+    assert found.outputs[0] == "b, c|a"  # as it was said
+
+
+def test_one_label_is_the_whole_text(tmp_path):
+    predictor = classifier(tmp_path, ["New York", "New Jersey", "science, fact", "science, fiction"])
+    pairs = [("New York", "New Jersey"), ("science, fact", "science, fiction"), ("New York", "New York")]
+    found = scores(predictor, pairs).metrics
+    assert found == pytest.approx({"exact": 100 / 3, "accuracy": 100 / 3, "f1": 100 * (2 / 3) / 4, "ece": 200 / 3})
+
+
+def test_texts_without_labels_are_learned_and_scored(tmp_path):
+    labels = ["", "", " ", "a"]
+    predictor = classifier(tmp_path, labels, multiple=True)
+    assert json.loads((tmp_path / "run" / "data.json").read_text())["train"]["dropped"] == {}
+    assert predictor.target.size == 5
+    assert collate([Pair([4], [PAD], False)] * 3).tokens == 3
+    with pytest.raises(DataError, match="nothing to tell apart"):
+        classifier(tmp_path, labels)
+
+
+@pytest.mark.parametrize("metric", ["nats", "bpb"])
+def test_metrics_that_a_classifier_does_not_have(tmp_path, metric):
+    predictor = classifier(tmp_path, ["a", "b"])
+    with pytest.raises(
+        DataError, match=rf"a model of kind classifier has no {metric}: set evaluate\.metrics .* f1, ece"
+    ):
+        evaluate(predictor, [Example("text", "a", "x:1")], EvaluateConfig(metrics=(metric,)))
 
 
 def test_calibration_error_by_hand():

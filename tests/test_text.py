@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from regard.config import Tokenization
 from regard.errors import ConfigError, DataError, RunError
-from regard.text import BOS, EOS, PAD, SPECIAL, UNK, Vocabulary, clean
+from regard.text import BOS, EOS, PAD, SPECIAL, UNK, Vocabulary, clean, joins
 
 KINDS = ("char", "byte", "word", "bpe", "unigram")
 LOSSLESS = ("byte", "bpe", "unigram")
@@ -232,6 +232,30 @@ def test_offsets_lie_in_the_text_and_never_go_back(kind, text):
 def test_offsets_of_words_are_the_words():
     text = "  a man \n rides 😀 a  horse "
     assert [text[a:b] for a, b in learned(kind="word").encode(text).offsets] == text.split()
+
+
+def test_offsets_end_behind_decomposed_letters():
+    text = unicodedata.normalize("NFD", "철수 likes Zoé")
+    offsets = learned(kind="word", normalize="nfc").encode(text).offsets
+    assert [text[a:b] for a, b in offsets] == text.split()
+
+
+DECOMPOSED = st.text("철수각ée\u0301\u0316x\u030c カガ한ǖ.\n").map(functools.partial(unicodedata.normalize, "NFD"))
+
+
+@pytest.mark.parametrize("jamo", [False, True])
+@pytest.mark.parametrize("form", ["nfc", "nfkc"])
+@pytest.mark.parametrize("kind", ["char", "byte", "word", "bpe", "unigram"])
+@settings(deadline=None, max_examples=50)
+@given(DECOMPOSED)
+@example(unicodedata.normalize("NFD", "철수"))
+@example("a\u0316\u0301b")
+def test_offsets_of_decomposed_text_cover_it(kind, form, jamo, text):
+    offsets = learned(kind=kind, normalize=form, jamo=jamo).encode(text).offsets
+    missed = [text[at] for at in range(len(text)) if not any(a <= at < b for a, b in offsets)]
+    assert "".join(missed).strip() == ""  # white space alone belongs to no word
+    starts = {a for a, _ in offsets}
+    assert all(a == b or b in starts or b == len(text) or not joins(text[b]) for a, b in offsets)
 
 
 def test_all_at_once_equals_one_by_one():

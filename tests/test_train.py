@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -16,11 +17,11 @@ from conftest import TINY, tiny, train_tiny
 from regard.batch import Pair, collate, epoch, updates
 from regard.checkpoint import load_state, load_tensors
 from regard.config import TrainConfig
-from regard.errors import TrainError
+from regard.errors import ConfigError, DataError, TrainError
 from regard.files import Example
 from regard.predict import load
 from regard.run import build_model, fit, fresh, prepare, resumed, spread
-from regard.toml import changed
+from regard.toml import changed, read
 from regard.train import Event, learn, optimizer_of, rate, train
 
 VARIANTS = {
@@ -267,3 +268,64 @@ def test_validation_examples_come_from_everywhere():
     assert [example.source for example in spread(examples, 4, group=False)] == ["0", "2", "5", "7"]
     assert spread(examples, 20, group=False) == examples
     assert spread(examples, 3, group=True) == examples[:3]
+
+
+# --- what is refused before the first step ---------------------------------------------------------------------------
+
+
+def pairs_config(folder, *changes):
+    """The tiny recipe on a file of three pairs."""
+    (folder / "t.tsv").write_text("one two\teins zwei\nthree four\tdrei vier\nfive six\tfünf sechs\n", encoding="utf-8")
+    data = f'data={{kind="tsv", train=["{folder / "t.tsv"}"], cut_valid=1}}'
+    return read("reverse", [*(change for change in TINY if not change.startswith("data.")), data, *changes])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["data.cut_valid=0"], r"there is no validation data, .*: set data\.valid or data\.cut_valid\.$"),
+        (
+            ["text.max_length=1"],
+            r"no training example is left\. read 2, kept 0, dropped 2; too long: 2 \(.*t\.tsv:\d, .*t\.tsv:\d\)\. "
+            r'Raise text\.max_length, or set text\.longer = "cut"\.$',
+        ),
+        (
+            ['evaluate.metrics=["bleu", "nats"]'],
+            r"a model of kind rnn has no nats: set evaluate\.metrics to some of bleu,",
+        ),
+        (['evaluate.metrics=["f1"]'], "a model of kind rnn has no f1"),
+    ],
+)
+def test_what_cannot_be_trained_makes_no_run(tmp_path, changes, message):
+    with pytest.raises(DataError, match=message):
+        fresh(pairs_config(tmp_path, *changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_language_model_needs_its_share(tmp_path):
+    (tmp_path / "t.txt").write_text("abc " * 100)
+    config = read("shakespeare", [f'data.train=["{tmp_path / "t.txt"}"]', "data.valid_share=0.0"])
+    with pytest.raises(DataError, match=r"set data\.valid or data\.valid_share\.$"):
+        fresh(config, tmp_path / "run")
+    with pytest.raises(DataError, match=r"a language model has no bleu: .* nats, perplexity, bpb"):
+        prepare(changed(config, ['evaluate.metrics=["bleu"]']))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "train.betas=[0.9, 1.0]",
+        "train.betas=[-0.1, 0.9]",
+        "train.betas=[nan, 0.9]",
+        "evaluate.buckets=[0, 5]",
+        "evaluate.buckets=[10, 5]",
+        "evaluate.buckets=[5, 5]",
+        "decode.max_ratio=inf",
+        "decode.max_ratio=1001.0",
+        "decode.length_penalty=10.5",
+        "decode.length_penalty=nan",
+    ],
+)
+def test_settings_out_of_range(change):
+    with pytest.raises(ConfigError, match=re.escape(change.partition("=")[0].rpartition(".")[2])):
+        tiny(change)

@@ -41,8 +41,8 @@ class Batch(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Wanted tokens."""
-        return int((self.answer != PAD).sum())
+        """Wanted tokens; a row that wants none, a text without labels, counts as one."""
+        return int((self.answer != PAD).sum(1).clamp(min=1).sum())
 
 
 class Framed(NamedTuple):
@@ -170,7 +170,7 @@ def encode(
                 ledger.kept -= 1
                 continue
             ledger.cut += 1
-        pairs.append(Pair(left.ids, right[: text.max_length], not (spans or labels)))
+        pairs.append(Pair(left.ids, right[: text.max_length] or [PAD] * labels, not (spans or labels)))
     return pairs
 
 

@@ -4,6 +4,7 @@ A default is written once, on its field; the string below a field is its documen
 by `kind`. Everything is checked before any tensor exists.
 """
 
+import itertools
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -382,7 +383,7 @@ class TrainConfig(Settings):
     schedule: Literal["inverse sqrt", "cosine", "constant"] = "inverse sqrt"
     warmup: Annotated[int, Field(ge=0)] = 400
     """Updates over which the rate grows from zero to its peak."""
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[Share, Share] = (0.9, 0.98)
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     clip: Annotated[float, Field(gt=0)] = 1.0
     """Largest norm of the gradient; inf does not clip."""
@@ -408,9 +409,9 @@ class DecodeConfig(Settings):
 
     beam: Count = 4
     """Hypotheses kept; 1 is greedy."""
-    length_penalty: Annotated[float, Field(ge=0)] = 0.6
+    length_penalty: Annotated[float, Field(ge=0, le=10)] = 0.6
     """Alpha of ((5 + length) / 6) ** alpha, by which a log-probability is divided."""
-    max_ratio: Annotated[float, Field(ge=0)] = 1.5
+    max_ratio: Annotated[float, Field(ge=0, le=1000)] = 1.5
     """An output has at most max_ratio times the source's tokens + max_extra."""
     max_extra: Annotated[int, Field(ge=1)] = 20
     no_repeat: Annotated[int, Field(ge=0)] = 0
@@ -443,8 +444,14 @@ class EvaluateConfig(Settings):
     metrics: Annotated[tuple[Metric, ...], Field(min_length=1)] = ("bleu", "chrf", "exact", "perplexity")
     group: bool = False
     """Whether several targets of one source are all right answers to it (pronunciations), not examples of their own."""
-    buckets: tuple[int, ...] = (5, 10, 15, 20, 30, 50)
-    """Upper bounds, in source tokens, of the length buckets."""
+    buckets: tuple[Count, ...] = (5, 10, 15, 20, 30, 50)
+    """Upper bounds, in source tokens, of the length buckets, each above the one before."""
+
+    @model_validator(mode="after")
+    def buckets_increase(self) -> "EvaluateConfig":
+        if any(low >= high for low, high in itertools.pairwise(self.buckets)):
+            raise ValueError(f"buckets {list(self.buckets)} must increase, as [5, 10, 20]")
+        return self
 
 
 class Config(Settings):

@@ -1,8 +1,8 @@
 """Examples, with a ledger of what became of every line.
 
 Nothing is dropped in silence: the ledger says how many examples were read, kept and dropped, why, and at which lines.
-Blank lines at the end are no examples; a blank side anywhere else is dropped as `empty`; a line that is not UTF-8 is
-dropped as `undecodable`.
+Blank lines at the end are no examples; a blank side anywhere else is dropped as `empty` (but a text may have no label
+where it may have several); a line that is not UTF-8 is dropped as `undecodable`.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from regard.config import DocumentData, FileData
+from regard.config import DocumentData, FileData, GeneratedData
 from regard.errors import DataError
 from regard.files import Example, pairs
 
@@ -52,15 +52,21 @@ class Splits(NamedTuple):
     ledgers: dict[str, Ledger]
 
 
-def read_files(settings: FileData) -> Splits:
-    """Read the files of all splits; cut validation and test from training where they are missing."""
+def remedy(settings: FileData | GeneratedData, name: str) -> str:
+    """The settings that give a split its examples."""
+    return f"data.{name} or data.{f'{name}_share' if isinstance(settings, DocumentData) else f'cut_{name}'}"
+
+
+def read_files(settings: FileData, unlabelled: bool = False) -> Splits:
+    """Read the files of all splits; cut validation and test from training where they are missing. An empty target is
+    dropped, unless examples may be `unlabelled`."""
     splits: dict[str, list[Example]] = {}
     ledgers: dict[str, Ledger] = {}
     alone = isinstance(settings, DocumentData)
     for name in ("train", "valid", "test"):
         ledgers[name] = Ledger()
         files = getattr(settings, name)
-        splits[name] = list(kept(pairs(settings, files), ledgers[name], alone)) if files else []
+        splits[name] = list(kept(pairs(settings, files), ledgers[name], alone, unlabelled)) if files else []
     if not any(getattr(settings, name) for name in splits):
         raise DataError(
             "this run has no data, as one that was imported: give files, as with --set 'data.test=[\"my.txt\"]'."
@@ -111,15 +117,17 @@ def fingerprint(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def kept(examples: Iterable[Example | tuple[str, str]], ledger: Ledger, alone: bool = False) -> Iterator[Example]:
+def kept(
+    examples: Iterable[Example | tuple[str, str]], ledger: Ledger, alone: bool = False, unlabelled: bool = False
+) -> Iterator[Example]:
     """Pass on what is whole; what is not comes as (reason, where) or has an empty side, and goes into the ledger. A
-    target that stands `alone`, a document, has no source."""
+    target that stands `alone`, a document, has no source; a text that may be `unlabelled` needs no target."""
     for example in examples:
         ledger.read += 1
         if not isinstance(example, Example):
             ledger.drop(*example)
-        elif not example.target.strip() or not (alone or example.source.strip()):
+        elif not (unlabelled or example.target.strip()) or not (alone or example.source.strip()):
             ledger.drop("empty", example.where)
         else:
             ledger.kept += 1
-            yield example
+            yield example if example.target.strip() else example._replace(target="")

@@ -3,13 +3,13 @@
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 
 from regard.batch import Batch, collate, encode, epoch, joined, padded
-from regard.config import EvaluateConfig, LanguageConfig, Metric
-from regard.data import Ledger
+from regard.config import ClassifierConfig, Data, EvaluateConfig, LanguageConfig, Metric, Model, ReaderConfig
+from regard.data import Ledger, remedy
 from regard.encoders import LABELS, TextEncoder
 from regard.errors import DataError
 from regard.files import Example
@@ -68,43 +68,80 @@ def evaluate(
     """Answer every source and score the outputs against its target, or all of its targets if they are grouped. Of a
     language model, the texts themselves are scored."""
     if not examples:
-        raise DataError("there is nothing to evaluate on: this split has no examples. Set data.test or data.cut_test.")
+        raise DataError(f"there is nothing to evaluate on: this split has no examples.{hint(predictor.config.data)}")
+    refuse_unfit(settings.metrics, predictor.config.model)
     if isinstance(predictor.config.model, LanguageConfig):
         return Evaluation(modelled(predictor, examples, settings.metrics), {}, [], len(examples), [], [], [])
     known_labels(predictor, examples)
-    predictor = copy.copy(predictor)  # what is too long is cut, and counted: a score is over all examples
-    text = predictor.config.text.model_copy(update={"longer": "cut"})
-    predictor.config, predictor.cut = predictor.config.model_copy(update={"text": text}), 0
+    predictor = cutting(predictor)
     asked = [Asked(example.source, [example.target], example.where.rpartition(":")[0]) for example in examples]
     asked = together(asked) if settings.group else asked
     sources = [one.source for one in asked]
-    outputs: list[Output] = []
-    for start in range(0, len(asked), 256):
-        outputs += [answers[0] for answers in predictor.predict(sources[start : start + 256])]
-        report(len(outputs), len(asked))
+    outputs = answered(predictor, sources, report)
+    given, right = compared(predictor, outputs, asked)
 
     def part(inside: Sequence[int]) -> tuple[dict[str, float], dict[str, str]]:
-        return measured(settings.metrics, predictor, [outputs[i] for i in inside], [asked[i] for i in inside])
+        return measured(settings.metrics, predictor, [given[i] for i in inside], [right[i] for i in inside])
 
     def parts(name: str, groups: dict[str, list[int]]) -> list[dict[str, Any]]:
         return [{name: group, "examples": len(inside), **part(inside)[0]} for group, inside in groups.items()]
 
     lengths = [len(tokens.ids) for tokens in predictor.source.encode_all(sources)]
-    files: dict[str, list[int]] = {}
-    for number, one in enumerate(asked):
-        files.setdefault(one.file, []).append(number)
-    texts, wanted = [output.text for output in outputs], [one.wanted for one in asked]
+    files = by_file(asked)
     return Evaluation(
         *part(range(len(asked))),
         parts("length", by_length(lengths, settings.buckets)),
         len(asked),
-        texts,
+        [output.text for output in outputs],
         sources,
-        wanted,
+        [one.wanted for one in asked],
         parts("file", files) if len(files) > 1 else [],
-        confusion(texts, wanted) if labels(predictor) else None,
+        confusion([one.text for one in given], [one.wanted for one in right]) if labels(predictor) else None,
         predictor.cut,
     )
+
+
+def cutting(predictor: Predictor) -> Predictor:
+    """The same, but what is too long is cut, and counted: a score is over all examples."""
+    predictor = copy.copy(predictor)
+    text = predictor.config.text.model_copy(update={"longer": "cut"})
+    predictor.config, predictor.cut = predictor.config.model_copy(update={"text": text}), 0
+    return predictor
+
+
+def hint(data: Data) -> str:
+    """What to set for the splits that a run does not have."""
+    names = ("valid", "test")
+    missing = [n for n in names if not any(getattr(data, key, 0) for key in (n, f"cut_{n}", f"{n}_share"))]
+    return f" Set {', '.join(f'{remedy(data, name)} for {name}' for name in missing)}." if missing else ""
+
+
+def answered(predictor: Predictor, sources: Sequence[str], report: Callable[[int, int], None]) -> list[Output]:
+    """The best answer to every source."""
+    outputs: list[Output] = []
+    for start in range(0, len(sources), 256):
+        outputs += [answers[0] for answers in predictor.predict(sources[start : start + 256])]
+        report(len(outputs), len(sources))
+    return outputs
+
+
+def fitting(model: Model) -> list[Metric]:
+    """The metrics that a model of these settings has."""
+    modelled: list[Metric] = ["nats", "perplexity", "bpb"]
+    if isinstance(model, LanguageConfig):
+        return modelled
+    chosen = isinstance(model, ClassifierConfig) or (isinstance(model, ReaderConfig) and model.answer == "word")
+    unfit = ("nats", "bpb") if chosen else ("nats", "bpb", "f1", "ece")
+    return [metric for metric in get_args(Metric) if metric not in unfit]
+
+
+def refuse_unfit(metrics: Sequence[Metric], model: Model) -> None:
+    """Refuse a metric that a model does not have."""
+    known = fitting(model)
+    for metric in metrics:
+        if metric not in known:
+            name = "language model" if isinstance(model, LanguageConfig) else f"model of kind {model.kind}"
+            raise DataError(f"a {name} has no {metric}: set evaluate.metrics to some of {', '.join(known)}.")
 
 
 def together(asked: Sequence[Asked]) -> list[Asked]:
@@ -125,9 +162,43 @@ def by_length(lengths: Sequence[int], edges: Sequence[int]) -> dict[str, list[in
     return groups
 
 
+def by_file(asked: Sequence[Asked]) -> dict[str, list[int]]:
+    """The numbers of those that came from each file."""
+    groups: dict[str, list[int]] = {}
+    for number, one in enumerate(asked):
+        groups.setdefault(one.file, []).append(number)
+    return groups
+
+
 def labels(predictor: Predictor) -> bool:
     """Whether answers are names of classes."""
     return isinstance(predictor.model, TextEncoder) and predictor.target is not predictor.source
+
+
+def separator(predictor: Predictor) -> str | None:
+    """What stands between several labels of one answer; None if answers are not labels."""
+    target = predictor.config.text.target
+    return target.separator if target and labels(predictor) else None
+
+
+def compared(
+    predictor: Predictor, outputs: Sequence[Output], asked: Sequence[Asked]
+) -> tuple[Sequence[Output], Sequence[Asked]]:
+    """Outputs and right answers as they can be compared: the order of labels says nothing."""
+    if not labels(predictor):
+        return outputs, asked
+    texts = named(predictor, [output.text for output in outputs])
+    return (
+        [output._replace(text=text) for output, text in zip(outputs, texts, strict=True)],
+        [one._replace(wanted=named(predictor, one.wanted)) for one in asked],
+    )
+
+
+def named(predictor: Predictor, texts: Sequence[str]) -> list[str]:
+    """Labels as they can be compared: each as the vocabulary writes it, once, and in the order of the alphabet."""
+    between = separator(predictor) or ""
+    names = ({predictor.target.token(i) for i in tokens.ids} for tokens in predictor.target.encode_all(texts))
+    return [between.join(sorted(several)) for several in names]
 
 
 def known_labels(predictor: Predictor, examples: Sequence[Example]) -> None:
@@ -158,7 +229,7 @@ def measured(
         elif metric in ("bleu", "chrf", "ter"):
             figures[metric], signatures[metric] = corpus(metric, texts, references)
         else:
-            figures[metric] = score(metric, texts, references)
+            figures[metric] = score(metric, texts, references, separator(predictor))
     return figures, signatures
 
 
@@ -220,7 +291,4 @@ def modelled(predictor: Predictor, examples: Sequence[Example], metrics: Sequenc
     nats, count = surprise(predictor, batches)
     size = sum(len(example.target.encode("utf-8", "surrogatepass")) for example in examples)
     figures = {"nats": nats, "perplexity": math.exp(min(700.0, nats)), "bpb": nats * count / math.log(2) / size}
-    unfit = [metric for metric in metrics if metric not in figures]
-    if unfit:
-        raise DataError(f"a language model has no {unfit[0]}: set evaluate.metrics to some of {', '.join(figures)}.")
     return {metric: figures[metric] for metric in metrics}

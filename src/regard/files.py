@@ -179,6 +179,7 @@ def csv_rows(path: str, obtain: str) -> Iterator[tuple[int, list[str] | None]]:
     """Rows of a CSV file: a quoted field may hold line ends, so lines cannot be decoded one by one; a byte that is
     not UTF-8 becomes a lone surrogate, and its row counts as undecodable."""
     text = content(path, obtain).decode("utf-8-sig", "surrogateescape").rstrip() + "\n"
+    csv.field_size_limit(2**31 - 1)  # the library's own limit is 131,072 characters: a document may be longer
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     number = 1
     try:
@@ -217,8 +218,15 @@ def parsed(line: str, where: str) -> dict[str, Any]:
 def worded(record: dict[str, Any], name: str, where: str) -> str:
     """The text in a field of a JSON object."""
     value = record.get(name)
-    if not isinstance(value, str):
+    if value is None:
         raise DataError(f"{where} has no text in field {name!r}. Its fields are {', '.join(record) or 'none'}.")
+    if not isinstance(value, str):
+        came = json.dumps(value, ensure_ascii=False)
+        hint = " Several labels are one text, with text.target.separator between them." * isinstance(value, list)
+        raise DataError(
+            f"{where} has {came if len(came) <= 40 else f'{came[:39]}…'} in field {name!r}, expected a text in "
+            f"quotes.{hint}"
+        )
     return value
 
 

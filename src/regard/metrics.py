@@ -20,21 +20,22 @@ def better(metric: Metric) -> Callable[[float, float], bool]:
     return (lambda new, old: new < old) if metric in SMALLER_IS_BETTER else (lambda new, old: new > old)
 
 
-def score(metric: Metric, outputs: Sequence[str], references: References) -> float:
-    """A metric of outputs, in percent (bleu, chrf and ter as sacreBLEU prints them)."""
+def score(metric: Metric, outputs: Sequence[str], references: References, separator: str | None = None) -> float:
+    """A metric of outputs, in percent (bleu, chrf and ter as sacreBLEU prints them). Outputs that are labels come with
+    their `separator` ("" if each is one label): then only a whole output is accurate, else every token counts."""
     match metric:
         case "bleu" | "chrf" | "ter":
             return corpus(metric, outputs, references)[0]
-        case "exact":
+        case "accuracy" if separator is None:
+            return 100 * token_accuracy(outputs, references)
+        case "exact" | "accuracy":
             return 100 * mean([output in wanted for output, wanted in zip(outputs, references, strict=True)])
         case "wer":
             return 100 - score("exact", outputs, references)
         case "per":
             return 100 * error_rate(outputs, references)
-        case "accuracy":
-            return 100 * token_accuracy(outputs, references)
         case "f1":
-            return 100 * macro_f1(outputs, references)
+            return 100 * macro_f1(outputs, references, separator or "")
         case "rouge1" | "rouge2" | "rougel":
             return 100 * rouge(metric, outputs, references)
         case "span_exact":
@@ -119,10 +120,13 @@ def confusion(outputs: Sequence[str], references: References) -> dict[str, dict[
     return table
 
 
-def macro_f1(outputs: Sequence[str], references: References) -> float:
-    """The mean over the labels of the harmonic mean of precision and recall; a label nobody wanted or gave has none.
-    Several labels of one text are separated by commas."""
-    pairs = [(split(output), split(wanted[0])) for output, wanted in zip(outputs, references, strict=True)]
+def macro_f1(outputs: Sequence[str], references: References, separator: str = "") -> float:
+    """The mean over the labels of the harmonic mean of precision and recall; a label nobody wanted or gave has none. A
+    whole text is one label, or several with a `separator` between them."""
+    pairs = [
+        (split(output, separator), split(wanted[0], separator))
+        for output, wanted in zip(outputs, references, strict=True)
+    ]
     found = []
     for name in sorted(set().union(*(given | wanted for given, wanted in pairs))):
         right = sum(name in given and name in wanted for given, wanted in pairs)
@@ -131,9 +135,10 @@ def macro_f1(outputs: Sequence[str], references: References) -> float:
     return mean(found)
 
 
-def split(labels: str) -> set[str]:
+def split(labels: str, separator: str) -> set[str]:
     """The labels in a text."""
-    return {label.strip() for label in labels.split(",") if label.strip()}
+    parts = labels.split(separator) if separator else [labels]
+    return {label.strip() for label in parts if label.strip()}
 
 
 def calibration_error(sure: Sequence[float], outputs: Sequence[str], references: References, bins: int = 15) -> float:

@@ -19,12 +19,12 @@ from regard.checkpoint import (
     replace,
     save_weights,
 )
-from regard.config import BlockConfig, Config, EncoderConfig, FileData, LanguageConfig, ReaderConfig
-from regard.data import Splits, read_files
+from regard.config import BlockConfig, ClassifierConfig, Config, EncoderConfig, FileData, LanguageConfig, ReaderConfig
+from regard.data import Splits, read_files, remedy
 from regard.device import choose, keep_memory, precision
 from regard.encoders import LABELS, Classifier
 from regard.errors import ConfigError, DataError, RunError
-from regard.evaluation import evaluate, temperature
+from regard.evaluation import evaluate, refuse_unfit, temperature
 from regard.files import Example
 from regard.generate import generate
 from regard.layers import load_vectors
@@ -79,7 +79,7 @@ class Prepared(NamedTuple):
 def read_splits(config: Config) -> Splits:
     """The examples of a configuration, from files or from a generator."""
     if isinstance(config.data, FileData):
-        return read_files(config.data)
+        return read_files(config.data, isinstance(config.model, ClassifierConfig) and config.model.multiple)
     return generate(config.data, config.train.seed)
 
 
@@ -93,7 +93,7 @@ def vocabularies(config: Config, splits: Splits) -> tuple[Vocabulary, Vocabulary
     if config.text.target is None:
         return Vocabulary.learn(itertools.chain(sources, targets), config.text.source), None
     target = Vocabulary.learn(targets, config.text.target)
-    if config.text.target.kind == "label" and target.size < LABELS + 2:
+    if config.text.target.kind == "label" and target.size < LABELS + 2 and all(targets):
         raise DataError(
             f"all {len(targets):,} training examples have the label {targets[0]!r}: there is nothing to tell apart. "
             f"Give examples of at least two labels."
@@ -104,12 +104,17 @@ def vocabularies(config: Config, splits: Splits) -> tuple[Vocabulary, Vocabulary
 def prepare(config: Config, run: Path | None = None) -> Prepared:
     """Read everything; the vocabularies of a run that exists already are taken from it, and a new run that begins with
     a pretrained encoder takes that one's vocabulary and form."""
+    refuse_unfit(config.evaluate.metrics, config.model)
     splits = read_splits(config)
     pretrained = None if run else pretrained_run(config)
     config = like(config, load_config(pretrained)) if pretrained else config
     source, target = load_vocabularies(run) if run else vocabularies(config, splits)
     source = load_vocabularies(pretrained)[0] if pretrained else source
-    pairs = encode(splits.train, source, target or source, config.text, splits.ledgers["train"], config.model)
+    ledger = splits.ledgers["train"]
+    pairs = encode(splits.train, source, target or source, config.text, ledger, config.model)
+    if not pairs:
+        hint = ' Raise text.max_length, or set text.longer = "cut".' if "too long" in ledger.dropped else ""
+        raise DataError(f"no training example is left. {'; '.join(map(str.strip, ledger.lines()))}.{hint}")
     return Prepared(config, splits, source, target, pairs)
 
 
@@ -148,12 +153,12 @@ def begin_with(model: AnyModel, run: Path) -> None:
 def doubts(prepared: Prepared) -> list[str]:
     """What a careful colleague would mention before training."""
     splits, found = prepared.splits, []
-    train = {example.source for example in splits.train}
+    train = {example.source or example.target for example in splits.train}  # a document has no source
     for name in ("valid", "test"):
         examples = getattr(splits, name)
         if not examples:
-            found.append(f"there is no {name} data: set data.{name} or data.cut_{name}.")
-        elif shared := sum(example.source in train for example in examples):
+            found.append(f"there is no {name} data: set {remedy(prepared.config.data, name)}.")
+        elif shared := sum((example.source or example.target) in train for example in examples):
             found.append(f"{shared:,} of {len(examples):,} {name} sources are in the training data too.")
     if doubled := len(splits.train) - len({(example.source, example.target) for example in splits.train}):
         found.append(f"{doubled:,} training examples occur more than once.")
@@ -168,9 +173,19 @@ def doubts(prepared: Prepared) -> list[str]:
 
 def fresh(config: Config, run: Path) -> Prepared:
     """Make a new run directory, ready to be trained."""
-    prepared = prepare(config)
+    prepared = validated(prepare(config))
     ledgers = {name: ledger.tree() for name, ledger in prepared.splits.ledgers.items()}
     create(run, prepared.config, prepared.source, prepared.target, ledgers)
+    return prepared
+
+
+def validated(prepared: Prepared) -> Prepared:
+    """The same, if there is something to validate on: the weights that do best there are the ones that are kept."""
+    if not prepared.splits.valid:
+        raise DataError(
+            "there is no validation data, and training keeps the weights that do best on it: "
+            f"set {remedy(prepared.config.data, 'valid')}."
+        )
     return prepared
 
 
@@ -260,7 +275,7 @@ def calibrate(run: Path, prepared: Prepared, model: Classifier) -> None:
 
 def resumed(run: Path) -> Prepared:
     """A run that was stopped, ready to go on."""
-    return prepare(load_config(run), run)
+    return validated(prepare(load_config(run), run))
 
 
 def forget_after(path: Path, step: int) -> None:

@@ -78,13 +78,14 @@ class Vocabulary:
     def encode_all(self, texts: Sequence[str]) -> list[Tokens]:
         """As `encode`, for many texts at once."""
         encodings = self.tokenizer.encode_batch([clean(text) for text in texts], add_special_tokens=False)
-        return [self.tokens(encoding.ids, encoding.offsets) for encoding in encodings]
+        found = zip(texts, encodings, strict=True)
+        return [self.tokens(text, encoding.ids, encoding.offsets) for text, encoding in found]
 
-    def tokens(self, ids: list[int], offsets: list[tuple[int, int]]) -> Tokens:
+    def tokens(self, text: str, ids: list[int], offsets: list[tuple[int, int]]) -> Tokens:
         """What the library found, without special tokens; the space put before a first word came from no character."""
         if ids and ids[0] == self.space and len(ids) > 1 and offsets[0][0] == offsets[1][0]:
             offsets = [(0, 0), *offsets[1:]]
-        return Tokens([i if i > EOS else UNK for i in ids], offsets)
+        return Tokens([i if i > EOS else UNK for i in ids], whole(text, offsets))
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; <pad>, <bos> and <eos> say nothing."""
@@ -107,6 +108,26 @@ class Vocabulary:
     def token(self, index: int) -> str:
         """One entry, as it is written in the vocabulary."""
         return str(self.tokenizer.id_to_token(index))
+
+
+def joins(letter: str) -> bool:
+    """Whether a character is a part of the one before it: a mark, or the vowel or end of a Korean syllable."""
+    plain = unicodedata.normalize("NFKD", letter)[0]
+    return "\u1160" <= plain <= "\u11ff" or unicodedata.category(plain)[0] == "M"
+
+
+def whole(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Offsets that end behind a composed character: the library's end behind the first of its parts."""
+    if text.isascii() or not any(map(joins, set(text))):
+        return offsets
+    starts = {start for start, _ in offsets}
+
+    def last(end: int) -> int:
+        while end < len(text) and end not in starts and joins(text[end]):
+            end += 1
+        return end
+
+    return [(start, last(end) if end > start else end) for start, end in offsets]
 
 
 def clean(text: str) -> str:
