@@ -323,3 +323,13 @@ def test_missing_file_is_refused(tmp_path):
     with pytest.raises(RunError) as caught:
         Vocabulary.load(tmp_path / "none.json")
     assert str(caught.value) == f"{tmp_path / 'none.json'} cannot be read: No such file or directory."
+
+
+def test_entries_are_spelled_as_text():
+    """Words with their space; a part of a character, which is no text, as the vocabulary writes it."""
+    learned = Vocabulary.learn(["two dogs", "오늘 두 마리"] * 9, Tokenization(kind="bpe", size=400))
+    ids = learned.encode("two dogs 오늘").ids
+    assert "".join(learned.spelled(i) for i in ids).strip() == "two dogs 오늘"
+    half = learned.encode("힣").ids[-1]
+    assert learned.spelled(half) == learned.token(half)
+    assert learned.spelled(EOS) == "<eos>"

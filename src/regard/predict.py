@@ -292,7 +292,8 @@ class Predictor:
     def output(self, hypothesis: Hypothesis, prompt: Sequence[int] = ()) -> Output:
         """A hypothesis as text; what a language model wrote goes on where its prompt ends."""
         ids = [*hypothesis.tokens, EOS]
-        tokens = [Token(self.target.token(i), logprob, i) for i, logprob in zip(ids, hypothesis.logprobs, strict=True)]
+        spelled = self.target.spelled
+        tokens = [Token(spelled(i), logprob, i) for i, logprob in zip(ids, hypothesis.logprobs, strict=True)]
         return Output(self.target.continued(prompt, hypothesis.tokens), hypothesis.score, tokens)
 
 

@@ -38,6 +38,7 @@ class Vocabulary:
         normalizer = json.dumps(json.loads(tokenizer.to_str()).get("normalizer"))
         self.composed = '"NFD"' in normalizer
         self.space = tokenizer.token_to_id("Ġ") if '"Prepend"' in normalizer else None
+        self.spellings: dict[int, str] = {}
 
     @classmethod
     def learn(cls, lines: Iterable[str], settings: Tokenization) -> "Vocabulary":
@@ -108,6 +109,13 @@ class Vocabulary:
     def token(self, index: int) -> str:
         """One entry, as it is written in the vocabulary."""
         return str(self.tokenizer.id_to_token(index))
+
+    def spelled(self, index: int) -> str:
+        """What an entry adds to a text; one that is no whole character by itself, as it is written."""
+        if index not in self.spellings:
+            text = "" if self.composed else self.continued([index], [index])
+            self.spellings[index] = text if text and "\ufffd" not in text else self.token(index)
+        return self.spellings[index]
 
 
 def joins(letter: str) -> bool:

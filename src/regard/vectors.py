@@ -112,7 +112,7 @@ def words(predictor: Predictor, wanted: Sequence[str], count: int = 10) -> list[
     cosines = table @ F.normalize(target, dim=0)
     cosines[[*range(len(SPECIAL)), *ids]] = -torch.inf
     best = cosines.topk(min(count, int(cosines.isfinite().sum())))
-    return [(shown(predictor.source, i), cosine) for cosine, i in zip(*map(Tensor.tolist, best), strict=True)]
+    return [(predictor.source.spelled(i).strip(), cosine) for cosine, i in zip(*map(Tensor.tolist, best), strict=True)]
 
 
 def entry(vocabulary: Vocabulary, word: str) -> int:
@@ -122,15 +122,6 @@ def entry(vocabulary: Vocabulary, word: str) -> int:
         parts = " ".join(vocabulary.token(i) for i in vocabulary.encode(word).ids)
         raise InputError(f"{word!r} is no entry of the vocabulary, but {parts or 'nothing'}: it has no vector.")
     return found
-
-
-def shown(vocabulary: Vocabulary, index: int) -> str:
-    """An entry as text, or as it is written where it is no text of its own."""
-    text = vocabulary.decode([index]).strip()
-    return text if text and "\ufffd" not in text else vocabulary.token(index)
-
-
-# --- files -----------------------------------------------------------------------------------------------------------
 
 
 def save(path: Path, vectors: Tensor) -> None:
