@@ -36,7 +36,7 @@ def stepper(model: Transformer) -> Callable[[Batch], None]:
 
     def step(batch: Batch) -> None:
         learn(model, [batch], TRAIN, torch.float32)
-        clip(model, TRAIN.clip)
+        clip(optimizer, TRAIN.clip)
         optimizer.step()
         optimizer.zero_grad()
 

@@ -113,7 +113,7 @@ def regard_step(kind: torch.dtype) -> Callable[[Batch], None]:
 
     def step(batch: Batch) -> None:
         learn(model, [batch], TRAIN, kind)
-        clip(model, TRAIN.clip)
+        clip(optimizer, TRAIN.clip)
         optimizer.step()
         optimizer.zero_grad()
 
