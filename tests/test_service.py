@@ -164,6 +164,33 @@ def test_a_long_one_lets_others_take_their_turn(monkeypatch):
     assert inside(test) == (["at last"], [[0], [2], [4]])
 
 
+def test_who_comes_behind_long_ones_of_the_same_model_gathers(monkeypatch):
+    """Two batches of one key take turns; the third waits until one has ended, so five texts are three batches, not
+    five that each get a fifth of the time. Other keys do not wait for them."""
+    monkeypatch.setattr("regard.waiting.PATIENCE", 0.0)
+    sizes, begun, end = [], threading.Semaphore(0), threading.Event()
+
+    def long(items):
+        sizes.append(len(items))
+        begun.release()
+        while not end.wait(1e-3):
+            yield None
+        yield from enumerate(items)
+
+    async def test(batcher):
+        tasks = []
+        for number in range(5):
+            tasks.append(asyncio.create_task(batcher.submit("x", long, [number])))
+            if number < 2:
+                await asyncio.to_thread(begun.acquire)
+            assert await batcher.submit("y", doubled, [7]) == [14]
+        end.set()
+        return await asyncio.gather(*tasks)
+
+    assert inside(test) == [[0], [1], [2], [3], [4]]
+    assert sizes == [1, 1, 3]
+
+
 def test_work_that_nobody_waits_for_is_dropped():
     begun, dropped = threading.Event(), threading.Event()
 

@@ -98,6 +98,8 @@ PATIENCE = 1.0
 """Seconds that batches work alone before others begin beside them: a large batch is faster than two small ones."""
 BESIDE = 16
 """Batches that take turns at most: each holds memory."""
+ALIKE = 2
+"""Batches of one key among them: whoever comes later gathers, for a row more in a batch costs less than a batch."""
 TURN = 0.02
 """Seconds of a turn: some steps of a small model, or one of a large one."""
 
@@ -196,7 +198,14 @@ class Batcher:
         """Whether those who wait may begin: nobody is worked for, or everybody has been for a while."""
         if not self.waiting or not self.running:
             return bool(self.waiting)
-        return len(self.running) < BESIDE and time.monotonic() - self.running[-1].began > PATIENCE
+        rested = time.monotonic() - self.running[-1].began > PATIENCE
+        return rested and len(self.running) < BESIDE and self.first() is not None
+
+    def first(self) -> Job | None:
+        """The job that waited longest of those that may begin."""
+        running = [batch.jobs[0].key for batch in self.running]
+        everybody = tuple(self.waiting)  # others may be joining
+        return next((job for job in everybody if running.count(job.key) < ALIKE), None)
 
     async def gathered(self) -> None:
         """Wait as long as others join."""
@@ -206,11 +215,12 @@ class Batcher:
             await asyncio.sleep(self.settings.wait_ms / 1000)
 
     def taken(self) -> list[Job]:
-        """The job that waited longest and those that can be worked on with it, out of the queue."""
+        """The first job and those that can be worked on with it, out of the queue."""
+        first = self.first()
         batch: list[Job] = []
         rest: deque[Job] = deque()
         for job in self.waiting:
-            fits = not batch or (job.key == batch[0].key and len(batch) < self.settings.batch_items)
+            fits = first is not None and job.key == first.key and len(batch) < self.settings.batch_items
             (batch if fits else rest).append(job)
         self.waiting = rest
         self.metrics.batch.observe(len(batch))
