@@ -284,6 +284,14 @@ def test_a_decoder_that_begins_with_nothing(tmp_path):
     refused(there, "config.json does not say which entry decoder_start_token_id is")
 
 
+def test_a_beginning_that_is_forced(tmp_path):
+    there = tmp_path / "theirs"
+    marian(there)
+    tree = json.loads((there / "config.json").read_text()) | {"forced_bos_token_id": 7}
+    (there / "config.json").write_text(json.dumps(tree))
+    refused(there, r"outputs must begin with entry 7 \(forced_bos_token_id\): not supported")
+
+
 def framed(folder, template):
     """Llama whose tokenizer has this template."""
     tokenizer = bytes_bpe("<s>", "</s>", "<go>")

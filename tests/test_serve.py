@@ -245,6 +245,14 @@ def test_bodies_that_are_wrong(client, body, status, words):
     assert refused(client.post("/v1/predict", json=body), status, words)
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [({"texts": ["a"]}, "unknown field texts. Did you mean text?"), ({"text": "a", "ful": []}, "Did you mean full?")],
+)
+def test_looking_knows_its_own_fields(client, body, words):
+    assert refused(client.post("/v1/look", json=body), 422, words)
+
+
 RAW = [
     (b"{", 400, "the body is not JSON"),
     (b"", 422, "field body is missing."),

@@ -112,16 +112,29 @@ def test_changed_settings_leave_the_given_ones(read):
         (PARALLEL, "data.train.source=a", "setting data.train.source is 'a': input should be a valid tuple."),
         (REVERSE, "model.kind=cnn", f"model.kind is 'cnn', expected one of {MODELS}."),
         (REVERSE, "model.heads=7", "model: size 512 is not a multiple of heads 7."),
+        (
+            '[data]\nkind = "text"\ntrain = ["a"]\n[model]\nkind = "language"',
+            "data.cut_valid=10",
+            "data: a text has no sources to cut: use valid_share and test_share, as valid_share = 0.1.",
+        ),
+        (
+            '[data]\nkind = "labelled"\ntrain = ["a"]\n[text.target]\nkind = "label"\n[model]\nkind = "classifier"',
+            "model.multiple=true",
+            'model.multiple needs what stands between two labels: text.target.separator = ",".',
+        ),
     ],
 )
 def test_wrong_setting_is_named(read, text, change, message):
-    assert refusal(read, text, change) == f"given.toml: {message}"
+    assert refusal(read, text, change) == f"given.toml with --set: {message}"
 
 
 def test_wrong_kind_lists_the_choices(read):
     files = "'parallel', 'tsv', 'csv', 'jsonl', 'labelled', 'babi', 'squad', 'text'"
     choices = f"{files}, 'reverse', 'numbers', 'dates'"
-    assert refusal(read, REVERSE, "data.kind=xml") == f"given.toml: data.kind is 'xml', expected one of {choices}."
+    assert (
+        refusal(read, REVERSE, "data.kind=xml")
+        == f"given.toml with --set: data.kind is 'xml', expected one of {choices}."
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,7 +170,7 @@ def test_wrong_column_is_named(read):
 def test_every_complaint_is_made(read):
     message = refusal(read, REVERSE, "train.steps=0", "decode.beam=x", "typo=1")
     assert message.splitlines() == [
-        "given.toml: setting train.steps is 0: input should be greater than or equal to 1.",
+        "given.toml with --set: setting train.steps is 0: input should be greater than or equal to 1.",
         "setting decode.beam is 'x': input should be a valid integer.",
         "unknown setting typo.",
     ]
@@ -165,7 +178,7 @@ def test_every_complaint_is_made(read):
 
 def test_rotary_positions_need_even_heads(read):
     message = refusal(read, REVERSE, "model.size=24", "model.positions=rotary")
-    assert message == "given.toml: model: rotary positions turn pairs: size / heads = 3 must be even."
+    assert message == "given.toml with --set: model: rotary positions turn pairs: size / heads = 3 must be even."
 
 
 # --- --set -----------------------------------------------------------------------------------------------------------

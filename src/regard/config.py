@@ -121,6 +121,12 @@ class DocumentData(FileData):
     test_share: Share = 0.0
     """As valid_share, for the test; it lies behind the validation."""
 
+    @model_validator(mode="after")
+    def cuts_are_shares(self) -> "DocumentData":
+        if self.cut_valid or self.cut_test:
+            raise ValueError("a text has no sources to cut: use valid_share and test_share, as valid_share = 0.1")
+        return self
+
 
 class GeneratedData(Settings):
     """What every generator shares; the three splits never share a source."""
@@ -423,7 +429,7 @@ class DecodeConfig(Settings):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
     min_length: Annotated[int, Field(ge=0)] = 0
-    """Tokens that an output has at least."""
+    """Tokens that an output has at least, as far as the limit above allows."""
     slide: bool = False
     """Whether a language model goes on past the length it was trained for, forgetting the oldest tokens (rotary and
     linear positions)."""
@@ -475,6 +481,8 @@ class Config(Settings):
         if chooses != labels:
             wanted = 'needs text.target = { kind = "label" }' if chooses else "has no labels: change text.target"
             raise ValueError(f"a model of kind {self.model.kind} {wanted}")
+        if getattr(self.model, "multiple", False) and self.text.target is not None and not self.text.target.separator:
+            raise ValueError('model.multiple needs what stands between two labels: text.target.separator = ","')
         if self.text.target is not None and getattr(self.model, "copy_source", False):
             raise ValueError("model.copy_source needs one vocabulary for both sides: leave text.target out")
         return self

@@ -112,6 +112,8 @@ def specials(given: Given, form: Form, reading: Reading) -> tuple[list[int | Non
         raise DataError(f"{refusal}only the end behind it (eos_token_id, which is {eos}).")
     if start is None:
         raise DataError(f"{given.where}: config.json does not say which entry decoder_start_token_id is. Add it.")
+    if (forced := given.tree.get("forced_bos_token_id")) is not None:
+        raise DataError(f"{given.where}: outputs must begin with entry {forced} (forced_bos_token_id): not supported.")
     return [pad, unk, start, eos], False
 
 

@@ -174,7 +174,7 @@ def decoding(predictor: Predictor, asked: Any) -> DecodeConfig:
     return predictor.config.decode.model_copy(update=asked.model_dump(exclude_none=True) if asked else {})
 
 
-def complaint(problems: Sequence[Any], known: type[Body] = PredictBody) -> tuple[int, str]:
+def complaint(problems: Sequence[Any], known: type[Body]) -> tuple[int, str]:
     """What is wrong with a body: the status, and the first problem in words; `known` has the fields it may have."""
     wrong = problems[0]
     place = ".".join(str(part) for part in wrong["loc"] if part != "body")
@@ -186,7 +186,7 @@ def complaint(problems: Sequence[Any], known: type[Body] = PredictBody) -> tuple
         case "json_invalid":
             return 400, f"the body is not JSON: {wrong['ctx']['error']}."
         case "extra_forbidden":
-            fields = Asked.model_fields if "settings" in wrong["loc"] else {**known.model_fields, "full": 0}
+            fields = Asked.model_fields if "settings" in wrong["loc"] else known.model_fields
             return 422, f"unknown field {place[:100]}.{suggestion(str(wrong['loc'][-1])[:100], fields)}"
         case "model_attributes_type":
             return 422, f"{place or 'the body'} must be a JSON object, sent with Content-Type: application/json."

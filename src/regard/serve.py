@@ -247,7 +247,7 @@ def answer_errors(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         wrong, path = error.errors(), request.url.path
         if path != COMPLETIONS:
-            return problem(*complaint(wrong))
+            return problem(*complaint(wrong, LookBody if path == "/v1/look" else PredictBody))
         place = [str(part) for part in wrong[0]["loc"] if part != "body"]
         _, words = complaint(wrong, CompletionBody)
         return problem(400, words, path=path, param=place[0] if place else None)

@@ -50,7 +50,8 @@ def parse(path: Path, changes: Iterable[str] = ()) -> Config:
         raise ConfigError(f"{path} is not TOML: {error}.") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
-    return checked(merge(tree, changes), str(path))
+    changes = list(changes)
+    return checked(merge(tree, changes), f"{path} with --set" if changes else str(path))
 
 
 def changed(config: Config, changes: Iterable[str]) -> Config:
@@ -112,7 +113,7 @@ def complaint(problem: Any) -> str:
         case "union_tag_invalid":
             return f"{name}.kind is {problem['ctx']['tag']!r}, expected one of {problem['ctx']['expected_tags']}."
         case "value_error":
-            return f"{name}: {problem['ctx']['error']}."
+            return f"{name}{': ' if name else ''}{problem['ctx']['error']}."
     return f"setting {name} is {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}."
 
 
