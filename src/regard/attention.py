@@ -7,6 +7,7 @@ Scores and normalizers are functions; projections make a general score, several 
 them. Project first, score after: then there are two primitive scores, dot and additive.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -21,6 +22,7 @@ from regard.position import Start, linear_bias, rotary
 
 Score = Callable[[Tensor, Tensor], Tensor]
 Normalize = Callable[[Tensor, Tensor | None], Tensor]
+Turn = Callable[[Tensor], Tensor]
 
 
 class Attended(NamedTuple):
@@ -63,9 +65,10 @@ class Memory(NamedTuple):
         same = room is not None and room.keys.data_ptr() == self.keys.data_ptr() and room.filled == before
         if room is None or not same or after > room.keys.shape[-2]:
             room = Room(self.keys, self.values, max(before + 64, after - before))
-        room.keys[..., before:after, :], room.values[..., before:after, :] = keys, values
+        for space, part in ((room.keys, keys), (room.values, values)):
+            space.narrow(-2, before, after - before).copy_(part)
         room.filled = after
-        return Memory(room.keys[..., :after, :], room.values[..., :after, :], room)
+        return Memory(room.keys.narrow(-2, 0, after), room.values.narrow(-2, 0, after), room)
 
     def chosen(self, index: Tensor) -> "Memory":
         """Its rows by an index. One that grows gets some room: choosing copies it anyway, growing then need not."""
@@ -141,7 +144,13 @@ def context(query: Tensor, memory: Memory, mask: Tensor | None, score: Score) ->
             # the kernel knows this mask itself, and it leaves no query blind
             return F.scaled_dot_product_attention(query, memory.keys, memory.values, is_causal=True)
         fused = F.scaled_dot_product_attention(query, memory.keys, memory.values, mask)
-        return fused if mask is None else torch.where(mask.any(-1, keepdim=True), fused, 0.0)
+        if mask is None:
+            return fused
+        sees = mask.any(-1, keepdim=True)
+        everybody = query.is_cpu and bool(
+            sees.all()
+        )  # asking is cheaper than blanking nobody, where it is no round trip
+        return fused if everybody else torch.where(sees, fused, 0.0)
     return attend(query, memory.keys, memory.values, mask, score=score).context
 
 
@@ -169,8 +178,9 @@ class Joint(Linear):
         if bias:
             nn.init.zeros_(self.bias)
 
-    def of(self, inputs: Tensor, parts: slice, heads: int) -> tuple[Tensor, ...]:
-        """inputs (batch, n, size) -> those of (queries, keys, values) that are asked for, by head."""
+    def of(self, inputs: Tensor, parts: slice, heads: int, turn: Turn | None = None) -> tuple[Tensor, ...]:
+        """inputs (batch, n, size) -> those of (queries, keys, values) that are asked for, by head; `turn` turns queries
+        and keys together."""
         weight: Tensor = self.weight
         bias: Tensor | None = self.bias
         if parts is not ALL:
@@ -178,7 +188,11 @@ class Joint(Linear):
             weight, bias = weight[start:stop], None if bias is None else bias[start:stop]
         groups = self.groups[parts]
         mapped = F.linear(inputs, weight, bias).view(*inputs.shape[:-1], sum(groups), self.head)
-        return tuple(part.transpose(1, 2) for part in torch.split(mapped, groups, dim=2))
+        if turn is None:
+            return tuple(part.transpose(1, 2) for part in mapped.split_with_sizes(groups, dim=2))
+        *turned, last = groups
+        both, values = mapped.split_with_sizes([sum(turned), last], dim=2)
+        return *turn(both.transpose(1, 2)).split_with_sizes(turned, dim=1), values.transpose(1, 2)
 
 
 def shared(memory: Memory, heads: int) -> Memory:
@@ -196,8 +210,8 @@ class Separate(nn.Module):
         super().__init__()
         self.query, self.key, self.value = query, key, value
 
-    def of(self, inputs: Tensor, parts: slice, heads: int) -> tuple[Tensor, ...]:
-        """As `Joint.of`."""
+    def of(self, inputs: Tensor, parts: slice, heads: int, turn: Turn | None = None) -> tuple[Tensor, ...]:
+        """As `Joint.of`; nothing is turned."""
         maps: tuple[nn.Module, ...] = (self.query, self.key, self.value)
         mapped: list[Tensor] = [part(inputs) for part in maps[parts]]
         return tuple(x.view(*x.shape[:-1], heads, -1).transpose(-3, -2) for x in mapped)
@@ -236,11 +250,10 @@ class Attention(nn.Module):
     def both(self, inputs: Tensor, past: Memory | None = None, start: Start | None = None) -> tuple[Tensor, Memory]:
         """inputs (batch, n, size) that stand behind the past, or at `start` -> their queries, and the past with them
         behind it."""
-        queries, keys, values = self.maps.of(inputs, ALL, self.heads)
-        if self.order == "rotary":
-            if start is None:
-                start = 0 if past is None else past.keys.shape[-2]
-            queries, keys = rotary(queries, start, self.base), rotary(keys, start, self.base)
+        if start is None:
+            start = 0 if past is None else past.keys.shape[-2]
+        turn = functools.partial(rotary, start=start, base=self.base) if self.order == "rotary" else None
+        queries, keys, values = self.maps.of(inputs, ALL, self.heads, turn)
         if past is None:
             return queries, Memory(keys, values)
         return queries, past.grown(keys, values)

@@ -103,8 +103,18 @@ def turns(positions: Tensor, half: int, base: float, kind: torch.dtype) -> tuple
 def known_turns(
     start: int, count: int, half: int, base: float, kind: torch.dtype, device: torch.device, inference: bool
 ) -> tuple[Tensor, Tensor]:
-    """As `turns`, for all layers that ask the same; what was made in inference mode is of no use while training."""
-    return turns(places(start, count, device), half, base, kind)
+    """As `turns`, for all layers that ask the same."""
+    most = max(512, 1 << (start + count - 1).bit_length())
+    sin, cos = turn_table(most, half, base, kind, device, inference)
+    return sin[start : start + count], cos[start : start + count]
+
+
+@functools.lru_cache(maxsize=4)
+def turn_table(
+    most: int, half: int, base: float, kind: torch.dtype, device: torch.device, inference: bool
+) -> tuple[Tensor, Tensor]:
+    """As `turns`, of the first positions; what was made in inference mode is of no use while training."""
+    return turns(torch.arange(most, device=device), half, base, kind)
 
 
 def linear_bias(heads: int, distance: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ class Predictor:
         best: int = 1,
         settings: DecodeConfig | None = None,
         prefixes: Sequence[str] | None = None,
-        budget: int = 2048,
+        budget: int = 4096,
         first: int = 1,
         tell: Tell | None = None,
     ) -> list[list[Output]]:
@@ -117,7 +117,7 @@ class Predictor:
         *,
         begins: Sequence[Sequence[int]] = (),
         tell: Tell | None = None,
-        budget: int = 2048,
+        budget: int = 4096,
     ) -> Iterator[Answered]:
         """The place of each source, as `encode` gives them, and its answers, as soon as it has them; None whenever a
         step is done."""
