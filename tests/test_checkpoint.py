@@ -218,7 +218,7 @@ def test_newest_state_wins_and_the_older_goes(tmp_path):
 
 def test_a_step_that_is_saved_stays_as_it_was(tmp_path):
     for value in (1.0, 2.0):
-        checkpoint.save_state(tmp_path, 5, {"a": torch.tensor([value])}, {"value": value})
+        checkpoint.save_state(tmp_path, 5, {"a": torch.tensor([value])}, {"step": 5, "value": value})
     loaded, facts = checkpoint.load_state(tmp_path)
     assert (loaded["a"].item(), facts["value"]) == (1.0, 1.0)
 
@@ -249,6 +249,11 @@ def test_damaged_state_is_refused(tmp_path, name):
     assert refusal(checkpoint.load_state, tmp_path).startswith(f"{place / name} is damaged")
     (place / name).unlink()
     assert str(place / name) in refusal(checkpoint.load_state, tmp_path)
+
+
+def test_a_state_that_says_nothing_is_refused(tmp_path):
+    checkpoint.save_state(tmp_path, 2, {"a": torch.ones(2)}, {})
+    assert "state.json is damaged" in refusal(checkpoint.load_state, tmp_path)
 
 
 FULL_DISK = """

@@ -1,6 +1,7 @@
 """The command line as a person types it: what comes out, and what is said when something is wrong."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,42 @@ def test_settings_that_are_wrong(says, tmp_path):
     assert message == f"{tmp_path} is a directory, expected a .toml file or a recipe's name."
     assert says("train").startswith("give a recipe or a .toml file to train, or --resume RUN")
     assert says("train", "reverse", *options("train.steps")).startswith("--set train.steps is not of the form")
+
+
+def test_data_that_changed_is_noticed(tmp_path, capsys, monkeypatch):
+    """A split that is cut anew may hold what was learned: evaluation says so, and resuming refuses."""
+    table = tmp_path / "pairs.tsv"
+    lines = [f"{letter}{other}\t{other}{letter}\n" for letter in "abcde" for other in "abcde"]
+    table.write_text("".join(lines))
+    data = [f"data={{kind='tsv', train=['{table}'], cut_valid=3, cut_test=3}}"]
+    regard("train", "reverse", "--run", tmp_path / "run", *options(*TINY[4:], *data))
+    assert regard("evaluate", tmp_path / "run")[2] == ""
+    status, _, err = regard("evaluate", tmp_path / "run", *options("data.cut_test=9"))
+    assert status == 0
+    assert "warning: the training data is not what" in err
+    table.write_text("".join(lines[:20]))
+    assert "may have seen examples of this test split" in regard("evaluate", tmp_path / "run")[2]
+    assert "Put them back, or start another" in refused(capsys, monkeypatch, "train", "--resume", tmp_path / "run")
+    test = tmp_path / "test.tsv"
+    test.write_text("ab\tba\n")
+    table.unlink()
+    status, _, err = regard("evaluate", tmp_path / "run", *options(f"data.test=['{test}']"))
+    assert (status, err) == (0, "")  # it needs no other file
+
+
+def test_what_cannot_begin_leaves_nothing_behind(tmp_path, says):
+    vectors = tmp_path / "v.txt"
+    vectors.write_text("a 1 2\n")
+    words = ("train", "reverse", "--run", tmp_path / "run", *options(*TINY, f"model.source_vectors='{vectors}'"))
+    assert "holds vectors of 2 numbers" in says(*words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_output_is_utf8_whatever_the_terminal_says(tiny_run):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    status, out, err = regard("predict", tiny_run, "--prefix", "é", text="abc\n", environment=environment)
+    assert (status, err) == (0, "")
+    assert out
 
 
 @pytest.fixture
@@ -152,7 +189,7 @@ def test_a_line_that_is_too_long(tiny_run):
     assert (status, len(out.splitlines())) == (2, 1)
     assert err.startswith("regard: text 2 has 100,000 tokens, this model takes at most 256. Split it, or let it be cut")
     status, out, err = regard("predict", tiny_run, "--set", "text.longer=cut", text="abc\n" + "x" * 100_000 + "\n")
-    assert (status, err) == (0, "regard: 1 lines were cut to 256 tokens.\n")
+    assert (status, err) == (0, "regard: 1 text was cut to 256 tokens.\n")
     assert len(out.splitlines()) == 2
 
 

@@ -166,6 +166,30 @@ def test_blank_and_undecodable_lines_are_dropped_by_name(folder, kind):
     }
 
 
+@pytest.mark.parametrize(("kind", "mark"), [("tsv", b"\t"), ("csv", b",")])
+def test_a_row_that_goes_on_behind_the_first_ones_columns_is_dropped_by_name(folder, kind, mark):
+    content = b"\na;b\n\xff;x;y\nc;d;e\nf;g; \nh;i;;j\n".replace(b";", mark)
+    splits = folder.table(kind, content)
+    assert pairs(splits) == [("a", "b"), ("f", "g")]  # of the last, nothing is lost
+    assert splits.ledgers["train"].dropped == {
+        "empty": [folder.name("s:1")],
+        "undecodable": [folder.name("s:3")],
+        "more columns than the first row": [folder.name("s:4"), folder.name("s:6")],
+    }
+    named = folder.table(kind, content[1:].replace(b"\xff", b"w"), source="b", target="a")
+    assert pairs(named) == [("g", "f")]
+    assert named.ledgers["train"].read == 4
+    assert pairs(folder.table(kind, b"a;b;c\nd;e;f\n".replace(b";", mark))) == [("a", "b"), ("d", "e")]
+
+
+def test_half_a_character_in_json_is_dropped_by_name(folder):
+    lines = [r'{"source": "a", "target": "x\ud800"}', r'{"source": "\udc00", "target": "b"}']
+    whole = r'{"source": "\ud83d\ude00", "target": "c"}'
+    splits = folder.jsonl("\n".join([*lines, whole]).encode())
+    assert pairs(splits) == [("😀", "c")]
+    assert splits.ledgers["train"].dropped == {"not valid Unicode": [folder.name("s:1"), folder.name("s:2")]}
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_blank_line_at_the_end_is_no_example(folder, kind):
     assert folder.rows(kind, [(b"a", b"b"), (b"", b"")]).ledgers["train"] == Ledger(read=1, kept=1)
@@ -243,6 +267,18 @@ def test_path_through_a_file_is_refused(folder):
 @pytest.mark.parametrize("content", [b"", b"\n \r\n", gzip.compress(b"")])
 def test_empty_file_is_refused(folder, content):
     assert refusal(folder.table, "tsv", content, obtain=HINT) == f"{folder.name('s')} is empty. {HINT}"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_utf_16_is_refused(folder, kind, encoding, pack):
+    content = pack("\ufeffein Hund\n".encode(encoding))
+    read = {"parallel": folder.parallel, "jsonl": folder.jsonl}.get(kind, folder.table)
+    arguments = {"parallel": (content, b"a dog\n"), "jsonl": (content,)}.get(kind, (kind, content))
+    assert refusal(read, *arguments) == (
+        f"{folder.name('s')} is UTF-16, expected UTF-8. Convert it: iconv -f UTF-16 -t UTF-8 OLD > NEW."
+    )
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -138,6 +138,17 @@ def test_no_repeat(model):
     assert repeats([4, 5], 1) == [4, 5]
 
 
+@pytest.mark.parametrize("changes", [{"beam": 1}, {"beam": 3}, {"sample": True}])
+def test_limits_that_contradict_each_other_still_give_an_answer(model, changes):
+    """Nothing may come twice, and yet more is wanted than there are tokens: then the output ends. A prefix is kept,
+    whatever it repeats."""
+    config = settings(max_ratio=0.0, max_extra=40, no_repeat=1, min_length=30, **changes)
+    for hypotheses in run(model, SOURCES, config, prefixes=[[4, 4]] * len(SOURCES)):
+        assert hypotheses[0].tokens[:2] == [4, 4]
+        assert all(math.isfinite(logprob) for logprob in hypotheses[0].logprobs)
+        assert len(set(hypotheses[0].tokens[1:])) == len(hypotheses[0].tokens) - 1
+
+
 @pytest.mark.parametrize(("rows", "size", "count"), [(3, 5000, 7), (2, 64 * 41, 5), (1, 9000, 4), (5, 70, 6)])
 def test_the_largest_are_those_of_topk(rows, size, count):
     values = torch.randn(rows, size, generator=torch.Generator().manual_seed(size))

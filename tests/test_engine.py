@@ -233,7 +233,7 @@ def test_an_exported_folder_is_all_that_is_needed(tmp_path, runs):
     assert quick.config.decode.beam == 1
     with pytest.raises(InputError, match=r"cannot be looked into. Use the run"):
         regard.look(quick, "abc").tree()
-    with pytest.raises(RunError, match="is a CTranslate2 model: use it with --engine ctranslate2"):
+    with pytest.raises(RunError, match="is a CTranslate2 model, for `predict` and `serve` with --engine ctranslate2"):
         regard.load(tmp_path / "folder")
 
 

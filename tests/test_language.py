@@ -231,3 +231,22 @@ def test_documents_of_json_lines_and_shares(tmp_path):
 
 def test_a_state_says_what_the_first_step_reads():
     assert State(None, None).first is None
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_maps_of_prompts_are_those_of_the_whole_text(run, beam):
+    """Prompts of several lengths in one batch, each with the map of its own text, as it has alone."""
+    predictor = regard.load(run, device="cpu")
+    settings = predictor.config.decode.model_copy(update={"sample": False, "beam": beam, "max_extra": 4})
+    prompts = ["가나다라 마", "가", "자차카"]
+    with regard.record(predictor.model) as maps:
+        answers = predictor.predict(prompts, settings=settings)
+    for prompt, (answer,) in zip(prompts, answers, strict=True):
+        ids, written = predictor.encode(prompt).ids, [token.id for token in answer.tokens[:-1]]
+        whole = torch.tensor([[*ids, *written]])
+        with torch.inference_mode(), regard.record(predictor.model) as plain:
+            predictor.model.decoder(predictor.model.source_embedding(whole))
+        for name, weights in maps.of(ids, written).items():
+            assert_close(weights, plain[name][0], rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match="nothing was decoded from this source"):
+        maps.of([5, 5, 5], [])

@@ -4,6 +4,7 @@ import base64
 import itertools
 import json
 import re
+import unicodedata
 from pathlib import Path
 
 import jsonschema
@@ -16,11 +17,12 @@ from rich.cells import cell_len
 from torch.testing import assert_close
 
 import regard
+from regard.attention import Attention
 from regard.config import TransformerConfig
 from regard.errors import InputError
 from regard.looking import Look, agreed, look, pieces
 from regard.maps import Map, Piece, page
-from regard.picture import drawn, wrapped
+from regard.picture import FONTS, drawn, family, letters, wrapped
 from regard.predict import Output
 from regard.run import fit, fresh
 from regard.text import Vocabulary
@@ -106,6 +108,22 @@ def test_names_and_heads_that_are_not_there(predictor):
         look(predictor, " ")
 
 
+def test_one_map_is_made_alone(predictor, monkeypatch):
+    """Asking for one head of one map makes no other, and gives the same."""
+    made = []
+    weights = Attention.weights
+    monkeypatch.setattr(Attention, "weights", lambda *given: made.append(given) or weights(*given))
+    found = look(predictor, "abcd")
+    every = look(predictor, "abcd").maps
+    name = every[0].name
+    del made[:]
+    alone = found.map(name, 0)
+    assert_close(alone.weights, every[0].weights[:1])
+    assert len(made) == (1 if len(every) > 1 else len(found.tokens["query"]))  # a recurrent decoder looks at every step
+    assert found.called() == [one.name for one in every if one.kind == "cross"][-1]
+    assert found.heads == {one.name: len(one.weights) for one in every}
+
+
 def test_files(predictor, tmp_path):
     found = look(predictor, "abcd")
     for name in ("a.json", "a.html", "a.png", "a.svg"):
@@ -175,6 +193,29 @@ def test_pieces_of_an_output_join_to_its_text(text):
     assert len(found) == len(ids)
     assert "".join(piece.text for piece in found) == joined
     assert all(a.end == b.start for a, b in itertools.pairwise(found))
+
+
+def test_a_drawing_of_faint_weights_is_not_blank():
+    weights = torch.tensor([[0.02, 0.01, 0.03, 0.02]])
+    assert "█" in drawn(weights, ["x"], list("abcd"), colour=False).plain
+    assert drawn(weights, ["x"], list("abcd"), colour=False, top=1.0).plain.count("█") == 0
+
+
+def test_letters_written_downwards_stay_whole():
+    family = "\U0001f469\u200d\U0001f467"
+    assert letters(unicodedata.normalize("NFD", "약é") + family) == ["약", "é", family]
+    lines = drawn(torch.ones(1, 2), ["x"], [unicodedata.normalize("NFD", "약속"), "ab"], most=9).plain.splitlines()
+    assert [line.split() for line in lines[:2]] == [["약", "a"], ["속", "b"]]
+
+
+def test_fonts_that_matplotlib_does_not_know_yet_are_found(monkeypatch):
+    font_manager = pytest.importorskip("matplotlib.font_manager")
+    known = [path for path in font_manager.findSystemFonts() if "NotoSansCJK-Regular" in path]
+    if not known:
+        pytest.skip("no Korean font is installed")
+    others = [font for font in font_manager.fontManager.ttflist if font.name not in FONTS]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", others)
+    assert set(family()) & set(FONTS)
 
 
 def test_a_drawing_is_aligned_in_wide_letters():

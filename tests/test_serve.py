@@ -181,7 +181,7 @@ def test_looking_at_every_task(tasks):
     forced = client.post("/v1/look", json={"model": "letters", "text": "the", "target": " fox"}).json()
     assert "".join(token["text"] for token in forced["tokens"]["query"][2:-1]) == " fox"
     wrong = client.post("/v1/look", json={"model": "classes", "text": "the", "target": "food"})
-    assert refused(wrong, 400, "a target can be given to a model that writes; this one chooses.")
+    assert refused(wrong, 400, "a target can be given to a model that writes; this one does not.")
 
 
 def test_page_and_documentation(client):

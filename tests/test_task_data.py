@@ -6,10 +6,21 @@ import tarfile
 
 import pytest
 
-from regard.config import DocumentData, LabelledData, SquadData, StoryData
-from regard.data import read_files
+from regard.batch import encode
+from regard.config import (
+    DocumentData,
+    LabelledData,
+    ReaderConfig,
+    SquadData,
+    StoryData,
+    TextConfig,
+    Tokenization,
+)
+from regard.data import Ledger, read_files
 from regard.errors import ConfigError, DataError
+from regard.files import Example
 from regard.run import doubts, prepare
+from regard.text import Vocabulary
 from regard.toml import read
 
 
@@ -26,9 +37,9 @@ def examples(settings):
 
 
 def test_lines_of_a_label_and_a_text(tmp_path):
-    train = put(tmp_path / "t", b"\xef\xbb\xbf1 Who is it ?\r\n0 What\r\nalone\n\xff x\n2  wide\n\n")
+    train = put(tmp_path / "t", b"\xef\xbb\xbf1 Who is it ?\r\n0\tWhat a\tday\r\nalone\n\xff x\n2  wide\n\n")
     splits = read_files(LabelledData(kind="labelled", train=train))
-    assert [(e.source, e.target) for e in splits.train] == [("Who is it ?", "1"), ("What", "0"), (" wide", "2")]
+    assert [(e.source, e.target) for e in splits.train] == [("Who is it ?", "1"), ("What a\tday", "0"), (" wide", "2")]
     assert {reason: len(places) for reason, places in splits.ledgers["train"].dropped.items()} == {
         "empty": 1,
         "undecodable": 1,
@@ -95,6 +106,37 @@ def test_what_is_not_a_story(tmp_path):
         read_files(StoryData(kind="babi", train=train))
 
 
+def test_a_story_with_a_byte_order_mark_and_blank_lines(tmp_path):
+    plain = examples(StoryData(kind="babi", train=put(tmp_path / "p", STORY)))
+    marked = b"\xef\xbb\xbf" + STORY.replace("\n", "\r\n").replace("1 Ann", "\r\n1 Ann").encode() + b"\r\n \n"
+    splits = read_files(StoryData(kind="babi", train=put(tmp_path / "s", marked)))
+    assert [(example.source, example.target) for example in splits.train] == plain
+    assert splits.ledgers["train"].dropped == {"empty": [f"{tmp_path / 's'}:6"]}
+
+
+@pytest.mark.parametrize("line", [2, 6])
+def test_questions_behind_an_undecodable_line_of_a_story_are_dropped(line, tmp_path):
+    lines = STORY.encode().splitlines(keepends=True)
+    lines[line - 1] = lines[line - 1].replace(b".", b"\xff")
+    splits = read_files(StoryData(kind="babi", train=put(tmp_path / "s", b"".join(lines))))
+    lost = [3, 5] if line == 2 else [7]
+    assert [e.where.rpartition(":")[2] for e in splits.train] == [str(n) for n in (3, 5, 7) if n not in lost]
+    assert splits.ledgers["train"].dropped == {
+        "undecodable": [f"{tmp_path / 's'}:{line}"],
+        "after an undecodable line of its story": [f"{tmp_path / 's'}:{n}" for n in lost],
+    }
+
+
+@pytest.mark.parametrize("answer", ["word", "span"])
+def test_a_question_without_a_context_is_dropped_and_said(answer):
+    words, ledger = Vocabulary.learn(["who sat ann"], Tokenization(kind="word")), Ledger(read=4, kept=4)
+    sources = ["who", "who\t", "who\t \n", "who\tann sat"]
+    asked = [Example(source, "ann", f"x:{number}") for number, source in enumerate(sources)]
+    model = ReaderConfig(kind="reader", answer=answer)
+    assert len(encode(asked, words, words, TextConfig(), ledger, model)) == 1
+    assert ledger == Ledger(read=4, kept=1, dropped={"no context": ["x:0", "x:1", "x:2"]})
+
+
 # --- SQuAD's form ----------------------------------------------------------------------------------------------------
 
 
@@ -138,6 +180,21 @@ def test_json_that_ends_too_soon(tmp_path):
         read_files(SquadData(kind="squad", train=put(tmp_path / "q.json", json.dumps(squad())[:40])))
 
 
+def test_json_that_is_not_utf_8(tmp_path):
+    train = put(tmp_path / "q.json", json.dumps(squad()).encode().replace(b"sees", b"s\xe9es"))
+    with pytest.raises(DataError, match=r"q\.json is not UTF-8, as JSON has to be\. Convert it: iconv -f ENCODING"):
+        read_files(SquadData(kind="squad", train=train))
+
+
+def test_half_a_character_is_in_the_ledger(tmp_path):
+    tree = squad()
+    tree["data"][0]["paragraphs"].append(squad(context="Bob sees\ud800")["data"][0]["paragraphs"][0])
+    splits = read_files(SquadData(kind="squad", train=put(tmp_path / "q.json", json.dumps(tree))))
+    place = f"{tmp_path / 'q.json'}: data[0].paragraphs[1].qas[0]"
+    assert splits.ledgers["train"].dropped == {"not valid Unicode": [place, place]}
+    assert len(splits.train) == 2
+
+
 def test_a_question_without_answer_is_in_the_ledger(tmp_path):
     tree = squad()
     tree["data"][0]["paragraphs"][0]["qas"].append({"question": "Why?", "answers": []})
@@ -161,3 +218,26 @@ def test_a_text_file_is_one_document(tmp_path):
     splits = read_files(DocumentData(kind="text", train=train))
     assert [e.target for e in splits.train] == ["One.\n\nThree.\n"]
     assert splits.ledgers["train"].dropped == {"undecodable": [f"{train[0]}:3"]}
+
+
+def test_documents_of_json_lines_that_are_no_documents(tmp_path):
+    lines = [b'{"text": "a"}', b"", rb'{"text": "x\ud800"}', b"\xff", b'{"text": "b"}', b" ", b""]
+    train = put(tmp_path / "t.jsonl", b"\n".join(lines))
+    splits = read_files(DocumentData(kind="text", train=train))
+    assert [e.target for e in splits.train] == ["a", "b"]
+    assert splits.ledgers["train"].dropped == {
+        "empty": [f"{train[0]}:2"],
+        "not valid Unicode": [f"{train[0]}:3"],
+        "undecodable": [f"{train[0]}:4"],
+    }
+
+
+@pytest.mark.parametrize(("share", "counts"), [(0.1, [8, 1, 1]), (0.25, [5, 3, 3])])
+def test_ledgers_of_shared_documents_add_up(share, counts, tmp_path):
+    lines = "".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(10))
+    train = put(tmp_path / "t.jsonl", lines + "\n\n" + json.dumps({"text": " "}) + "\n")
+    splits = read_files(DocumentData(kind="text", train=train, valid_share=share, test_share=share))
+    assert [len(part) for part in splits[:3]] == counts
+    assert [ledger.kept for ledger in splits.ledgers.values()] == counts
+    for ledger in splits.ledgers.values():
+        assert ledger.read == ledger.kept + sum(map(len, ledger.dropped.values()))

@@ -1,6 +1,7 @@
 """Metrics of labels, summaries and spans, against counting by hand and the library's own."""
 
 import json
+import math
 
 import pytest
 from conftest import tiny
@@ -10,7 +11,7 @@ import regard
 from regard.batch import Pair, collate
 from regard.config import Config, EvaluateConfig
 from regard.errors import DataError
-from regard.evaluation import evaluate
+from regard.evaluation import evaluate, perplexity, temperature
 from regard.files import Example
 from regard.metrics import bare, better, calibration_error, confusion, macro_f1, overlap, score
 from regard.predict import Output
@@ -27,6 +28,11 @@ def test_macro_f1_is_the_mean_over_labels():
     assert macro_f1(["a|b, c", ""], [["b, c|a"], ["a"]], "|") == pytest.approx((2 / 3 + 1) / 2)
     assert macro_f1(["a, b", "a"], [["a, c"], ["a"]]) == pytest.approx(1 / 3)  # whole texts are labels
     assert macro_f1(["a"], [["a"]]) == 1
+
+
+def test_of_several_right_labels_the_given_one_counts():
+    assert macro_f1(["b", "a"], [["a", "b"], ["a"]]) == 1
+    assert confusion(["b", "a"], [["a", "b"], ["a"]]) == {"a": {"a": 1, "b": 0}, "b": {"a": 0, "b": 1}}
 
 
 def test_confusion_counts_every_pair():
@@ -71,8 +77,29 @@ def test_several_labels_are_compared_as_sets(tmp_path):
     predictor = classifier(tmp_path, ["a|b, c", "a", "d|b, c", ""], multiple=True)
     found = scores(predictor, [("b, c|a", "a|b, c"), ("a|b, c|d", "d | a|b, c"), ("d", "d|a"), ("", "")])
     assert found.metrics == pytest.approx({"exact": 75, "accuracy": 75, "f1": 100 * (4 / 5 + 1 + 1) / 3, "ece": 25})
-    assert found.confusion["a|b, c"]["a|b, c"] == found.confusion["a|d"]["d"] == found.confusion[""][""] == 1
+    assert found.confusion is None  # of sets, no table can be read
     assert found.outputs[0] == "b, c|a"  # as it was said
+
+
+def test_a_set_of_labels_is_as_likely_as_its_labels_and_the_lack_of_others(tmp_path):
+    predictor = classifier(tmp_path, ["a|b", "a", "c", ""], multiple=True)
+    (answer,) = predictor.predict(["0"])[0]
+    chances = {token.text: math.exp(token.logprob) for token in answer.tokens}
+    chosen = set(answer.text.split("|"))
+    wanted = math.prod(chance if name in chosen else 1 - chance for name, chance in chances.items())
+    assert math.exp(answer.score) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_the_temperature_of_several_labels_is_the_least_surprising(tmp_path):
+    predictor = classifier(tmp_path, ["a|b", "a", "c", ""], multiple=True)
+    examples = [Example(str(number), target, "x:1") for number, target in enumerate(["a|b", "c", "", "a"])]
+    best = temperature(predictor, examples)
+
+    def surprise(value):
+        predictor.model.temperature.data.fill_(value)
+        return perplexity(predictor, examples)
+
+    assert surprise(best) <= min(map(surprise, (0.5, 1.0, 2.0, 4.0, 8.0))) + 1e-6
 
 
 def test_one_label_is_the_whole_text(tmp_path):

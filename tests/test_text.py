@@ -177,6 +177,21 @@ def test_normalized_training_text_never_takes_the_place_of_a_special_token(word,
     assert_special(Vocabulary.learn([f"{word} a", word], Tokenization(kind="word", **choice)))
 
 
+@pytest.mark.parametrize(
+    ("label", "choice"),
+    [
+        *((word, {}) for word in SPECIAL),
+        ("<EOS>", {"lowercase": True}),
+        ("＜eos＞", {"normalize": "nfkc"}),
+        ("good , <eos>", {"separator": ","}),
+    ],
+)
+def test_a_label_that_spells_a_special_token_is_refused(label, choice):
+    with pytest.raises(DataError, match=r"has the label '<(pad|unk|bos|eos)>', but <pad> .*: give it another name\."):
+        Vocabulary.learn(["good", "bad", label], Tokenization(kind="label", **choice))
+    assert Vocabulary.learn(["<eos> or not", "EOS"], Tokenization(kind="label", **choice)).size == len(SPECIAL) + 2
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_special_tokens_say_nothing(kind):
     vocabulary = learned(kind=kind)

@@ -109,7 +109,7 @@ def test_changed_settings_leave_the_given_ones(read):
         (REVERSE, "text.source.jamo=yes", "setting text.source.jamo is 'yes': input should be a valid boolean."),
         (REVERSE, "text.longer=no", "setting text.longer is 'no': input should be 'drop', 'cut' or 'error'."),
         (REVERSE, "train.betas=[0.9,'x']", "setting train.betas.1 is 'x': input should be a valid number."),
-        (PARALLEL, "data.train.source=a", "setting data.train.source is 'a': input should be a valid tuple."),
+        (PARALLEL, "data.train.source=a", 'setting data.train.source is \'a\': input should be a list, as ["a", "b"].'),
         (REVERSE, "model.kind=cnn", f"model.kind is 'cnn', expected one of {MODELS}."),
         (REVERSE, "model.heads=7", "model: size 512 is not a multiple of heads 7."),
         (

@@ -225,7 +225,7 @@ def test_what_is_printed(command, run):
 
 
 def test_refusals(command, run, tmp_path):
-    assert "--tokens needs --out FILE.npy" in command(run, "--tokens", fails=True)
+    assert "--tokens goes with --out FILE.npy alone" in command(run, "--tokens", fails=True)
     assert "must end in .npy" in command(run, "--out", tmp_path / "v.txt", fails=True)
     assert "no text came" in command(run, given="", fails=True)
     assert "'king' is no entry" in command(run, "--words", "king", fails=True)

@@ -52,10 +52,16 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: `import regard` alone does not import torch."""
-    from importlib import import_module
+    from importlib import import_module, metadata
 
+    if name == "__version__":
+        return metadata.version("regard")
     if name in HOMES:
         return getattr(import_module(f"regard.{HOMES[name]}"), name)
     raise AttributeError(f"module 'regard' has no attribute {name!r}")

@@ -118,17 +118,49 @@ def asked(text: str, question: Tokens, context: list[Tokens], most: int, model: 
     )
 
 
-def span(example: Example, row: Framed) -> list[int] | None:
-    """The first and the last token of an example's answer in its row; None if it is not there."""
+def span(example: Example, row: Framed, longest: int) -> list[int] | str:
+    """The first and the last token of an example's answer in its row; or why it cannot be pointed at."""
     question, _, context = example.source.partition("\t")
     start = example.start if example.start is not None else context.find(example.target)
+    missing = "answer not in context"
     if start < 0 or context[start : start + len(example.target)] != example.target:
-        return None
+        return missing
     first = start + len(question) + 1
     places = range(row.ids.index(EOS) + 1, len(row.ids))
     inside = [i for i in places if row.offsets[i][0] < first + len(example.target) and row.offsets[i][1] > first]
     whole = inside and row.offsets[inside[-1]][1] >= first + len(example.target.rstrip())
-    return [inside[0], inside[-1]] if whole else None
+    if whole and inside[-1] - inside[0] >= longest:
+        return f"answer longer than model.longest = {longest}"
+    return [inside[0], inside[-1]] if whole else missing
+
+
+def answerable(examples: Sequence[Example], ledger: Ledger, model: Model | None) -> list[Example]:
+    """The examples that a model can answer; a reader needs a context, and what has none is dropped, and counted."""
+    found = []
+    for example in examples:
+        if isinstance(model, ReaderConfig) and not example.source.partition("\t")[2].strip():
+            ledger.drop("no context", example.where)
+            ledger.kept -= 1
+        else:
+            found.append(example)
+    return found
+
+
+def fits(tokens: int, text: TextConfig, ledger: Ledger, where: str) -> bool:
+    """Whether an example of so many tokens is taken; one that is too long is dropped, cut or an error, and counted."""
+    if tokens <= text.max_length:
+        return True
+    if text.longer == "error":
+        raise DataError(
+            f"{where} has {tokens:,} tokens, at most {text.max_length:,} fit (text.max_length). "
+            "Set text.longer to drop or cut."
+        )
+    if text.longer == "drop":
+        ledger.drop("too long", where)
+        ledger.kept -= 1
+        return False
+    ledger.cut += 1
+    return True
 
 
 def encode(
@@ -139,18 +171,19 @@ def encode(
     ledger: Ledger,
     model: Model | None = None,
 ) -> list[Pair]:
-    """Turn examples into ids; what is too long is dropped, cut or an error, and counted."""
+    """Turn examples into ids; what cannot be answered, or is too long, goes into the ledger."""
     if isinstance(model, LanguageConfig):
         return [Pair([], tokens.ids) for tokens in target.encode_all([example.target for example in examples])]
-    spans = isinstance(model, ReaderConfig) and model.answer == "span"
+    spans = model.longest if isinstance(model, ReaderConfig) and model.answer == "span" else 0
     labels = isinstance(model, EncoderConfig) and not spans
+    examples = answerable(examples, ledger, model)
     sources = framed([example.source for example in examples], source, text, model)
     targets = [] if spans else target.encode_all([example.target for example in examples])
     pairs = []
     for number, (example, left) in enumerate(zip(examples, sources, strict=True)):
-        right = span(example, left) if spans else targets[number].ids
-        if right is None:
-            ledger.drop("answer not in context", example.where)
+        right = span(example, left, spans) if spans else targets[number].ids
+        if isinstance(right, str):
+            ledger.drop(right, example.where)
             ledger.kept -= 1
             continue
         if labels and UNK in right:
@@ -158,19 +191,8 @@ def encode(
                 f"{example.where} has the label {example.target!r}, which training never saw. "
                 f"Known: {', '.join(target.token(i) for i in range(len(SPECIAL), min(target.size, 24)))}."
             )
-        longest = max(left.length, len(right))
-        if longest > text.max_length:
-            if text.longer == "error":
-                raise DataError(
-                    f"{example.where} has {longest:,} tokens, at most {text.max_length:,} fit (text.max_length). "
-                    "Set text.longer to drop or cut."
-                )
-            if text.longer == "drop":
-                ledger.drop("too long", example.where)
-                ledger.kept -= 1
-                continue
-            ledger.cut += 1
-        pairs.append(Pair(left.ids, right[: text.max_length] or [PAD] * labels, not (spans or labels)))
+        if fits(max(left.length, len(right)), text, ledger, example.where):
+            pairs.append(Pair(left.ids, right[: text.max_length] or [PAD] * labels, not (spans or labels)))
     return pairs
 
 
@@ -263,7 +285,8 @@ def windows(stream: Sequence[int], width: int, config: TrainConfig, start: int) 
     for number in itertools.count(start * config.accumulate):
         turn, place = divmod(number, each)
         ids = text[(places + (shift(turn) + place * width)) % len(text)]
-        batch = Batch(ids[:, :0], torch.zeros(rows, dtype=torch.long), ids[:, :-1], ids[:, 1:])
+        answer = ids[:, 1:].masked_fill(ids[:, 1:] == BOS, PAD)  # nobody writes it
+        batch = Batch(ids[:, :0], torch.zeros(rows, dtype=torch.long), ids[:, :-1], answer)
         group = [batch] if number % config.accumulate == 0 else [*group, batch]
         if len(group) == config.accumulate:
             yield group

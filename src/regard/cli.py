@@ -1,6 +1,7 @@
 """The command line: a dozen verbs, each a few lines that call the library. Nothing heavy is imported before a verb
 needs it."""
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -147,16 +148,20 @@ def predict(
     """
     import json
 
-    from regard.console import answers_to, chunks, stdin_lines
+    from regard.console import answers_to, chunks, stdin_lines, tell_cut, tell_full
     from regard.fast import load
 
     predictor = load(run, changes or (), device, engine)
     if prompt is not None:
         if best > 1 or as_json or prefix:
             raise InputError("--prompt continues one text as it comes: leave --best, --json and --prefix out.")
+        written = ""
         for part in predictor.stream(prompt):
             print(part, end="", flush=True)
+            written += part
         print()
+        tell_cut(predictor)
+        tell_full(predictor, prompt + written)
         return
     line = 1
     for group in chunks(stdin_lines(), 1 if sys.stdin.isatty() else 256):
@@ -166,13 +171,12 @@ def predict(
             if as_json:
                 print(json.dumps([output.tree() for output in outputs], ensure_ascii=False))
             else:
-                print("\t".join(" ".join(output.text.splitlines()) for output in outputs))
+                lines = (" ".join(output.text.splitlines()) for output in outputs)
+                print("\t".join(line if best == 1 else line.replace("\t", " ") for line in lines))
         sys.stdout.flush()
         if problem:
             raise problem
-    if predictor.cut:
-        most = predictor.config.text.max_length // (1 + (predictor.config.model.kind == "language"))
-        print(f"regard: {predictor.cut:,} lines were cut to {most:,} tokens.", file=sys.stderr)
+    tell_cut(predictor)
 
 
 @app.command()
@@ -191,24 +195,36 @@ def evaluate(
     import json
 
     from regard.checkpoint import replace
-    from regard.console import counting, show_evaluation
+    from regard.console import counting, numbers, show_evaluation
     from regard.errors import ConfigError
     from regard.evaluation import evaluate as score
+    from regard.evaluation import hint
     from regard.predict import load
-    from regard.run import read_splits
+    from regard.run import read_splits, same_data
 
     if split not in ("test", "valid", "train"):
         raise ConfigError(f"--split is {split!r}, expected test, valid or train.")
     predictor = load(run, changes or (), device)
+    if outputs is not None and outputs.is_dir():
+        raise InputError(f"--outputs: {outputs} is a directory, a file's name is wanted.")
     if outputs is not None and predictor.config.model.kind == "language":
         raise InputError("--outputs: a language model is scored by the texts themselves, there are no outputs.")
-    examples = getattr(read_splits(predictor.config), split)
+    splits = read_splits(predictor.config, split)
+    examples = getattr(splits, split)
+    if not examples and (others := [name for name in ("valid", "train") if getattr(splits, name)]):
+        raise InputError(f"this run has no {split} data: use --split {others[0]}.{hint(predictor.config.data)}")
+    if splits.train and not same_data(run, splits):
+        print(
+            f"regard: warning: the training data is not what {run} learned from (files or settings have changed): it "
+            f"may have seen examples of this {split} split.",
+            file=sys.stderr,
+        )
     with counting("evaluating") as report:
         found = score(predictor, examples, predictor.config.evaluate, report)
     if outputs is not None:
         replace(outputs, "".join(" ".join(text.splitlines()) + "\n" for text in found.outputs).encode())
     if as_json:
-        print(json.dumps({"run": str(run), "split": split, **found.tree()}))
+        print(json.dumps({"run": str(run), "split": split, **numbers(found.tree())}))
     else:
         show_evaluation(found)
 
@@ -219,7 +235,9 @@ def look(
     text: Annotated[str, typer.Argument(help="A source text.")],
     file: Annotated[Path | None, typer.Option("--out", help="Write .html, .json, .png, .svg or .pdf.")] = None,
     name: Annotated[str | None, typer.Option("--map", help="One attention by name; all: every head.")] = None,
-    head: Annotated[int | None, typer.Option(min=0, help="One head of it, from 0; the mean of all by default.")] = None,
+    head: Annotated[
+        int | None, typer.Option(min=0, help="One head of it, from 0; by default the mean, with --token 0.")
+    ] = None,
     token: Annotated[int | None, typer.Option(min=0, help="Calculate this row, number by number.")] = None,
     target: Annotated[str | None, typer.Option(help="Look at this answer instead of the model's own.")] = None,
     back: Annotated[Path | None, typer.Option(help="A run of the other direction: words that agree both ways.")] = None,
@@ -230,7 +248,7 @@ def look(
     Examples: `regard look runs/n einundzwanzig`, `regard look runs/n einundzwanzig --out why.html`,
     `regard look runs/n einundzwanzig --token 0`, `regard look runs/m "two dogs" --map all --out heads.png`
     """
-    from regard.console import out
+    from regard.console import out, tell_cut
     from regard.looking import agreed
     from regard.looking import look as looked
     from regard.picture import calculated, drawn, surveyed
@@ -248,19 +266,24 @@ def look(
     if file is not None:
         found.save(file, name, head)
         out.print(f"written: {file} ({file.stat().st_size:,} bytes)", markup=False, soft_wrap=True)
-    elif name == "all" and found.map():
+    elif name == "all" and found.called():
         out.print(surveyed((one.name, one.entropy(), one.distance()) for one in found.maps))
     elif token is not None:
-        _, rows, columns = found.labelled(name, head)
+        _, rows, columns = found.labelled(name, head or 0)
         calculation = found.calculation(token, head or 0, name)
-        out.print(f"{rows[token]} ({found.map(name).name}, head {head or 0})", markup=False)
+        out.print(f"{rows[token]} ({found.titled(name, head or 0)})", markup=False)
         out.print(calculated(calculation, columns))
     elif back is not None:
         other = looked(load(back, changes or ()), found.answer.text, target=found.text)
         for answer, source in agreed(found, other):
             out.print(f"{answer} - {source}", markup=False, soft_wrap=True)
+        if not agreed(found, other):
+            out.print("no two words look at each other both ways.")
     else:
-        out.print(drawn(*found.labelled(name, head), most=out.width))
+        weights, rows, columns = found.labelled(name, head)
+        out.print(f"{found.titled(name, head)}; █ is {float(weights.max()):.2f}", markup=False, soft_wrap=True)
+        out.print(drawn(weights, rows, columns, most=out.width))
+    tell_cut(found.predictor)
 
 
 @app.command()
@@ -282,21 +305,28 @@ def embed(
     `regard embed runs/m --analogy "man king woman"`
     """
     from regard import vectors
-    from regard.console import stdin_lines
+    from regard.console import stdin_lines, tell_cut
     from regard.predict import load
 
+    given = {"--words": word is not None, "--analogy": analogy is not None, "--out": file is not None}
+    given |= {"--tokens": tokens, "--near": near > 0, "--normalize": normalize, "--picture": picture is not None}
+    asked = [option for option, value in given.items() if value]
+    if (word is not None or analogy is not None) and len(asked) > 1:
+        raise InputError(f"{' and '.join(asked)}: words are looked up alone, without any other option.")
+    if tokens and asked != ["--out", "--tokens"]:
+        raise InputError("--tokens goes with --out FILE.npy alone: the tokens' texts are written beside it.")
     predictor = load(run, changes or (), device)
     if word is not None or analogy is not None:
         for text, cosine in vectors.words(predictor, (analogy or "").split() or [word or ""]):
             print(f"{cosine:.3f}\t{text}")
         return
     lines = list(stdin_lines())
-    if tokens:
-        if file is None:
-            raise InputError("--tokens needs --out FILE.npy: the tokens' texts are written beside it.")
+    if tokens and file is not None:
         vectors.save_tokens(file, vectors.states(predictor, lines), predictor.source)
+        tell_cut(predictor)
         return
     found = vectors.embed(predictor, lines, normalize=normalize)
+    tell_cut(predictor)
     if file is not None:
         vectors.save(file, found)
     if picture is not None:
@@ -387,7 +417,11 @@ def export(
 
 
 def main() -> None:
-    """Run the command line: a RegardError is a message and status 2; anything else is a bug and shows itself."""
+    """Run the command line: a RegardError is a message and status 2; anything else is a bug and shows itself. What is
+    written is UTF-8, as what is read."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8")
     try:
         app()
     except RegardError as error:

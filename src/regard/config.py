@@ -77,7 +77,7 @@ class JsonData(FileData):
 
 
 class LabelledData(FileData):
-    """A label, a space, and the text it belongs to, on every line."""
+    """A label, a space or a tab, and the text it belongs to, on every line."""
 
     kind: Literal["labelled"]
     train: Paths
@@ -354,6 +354,8 @@ class ReaderConfig(EncoderConfig):
     kind: Literal["reader"]  # type: ignore[assignment]
     answer: Literal["word", "span"] = "span"
     """span: a part of the context; word: an entry of the target vocabulary."""
+    longest: Count = 30
+    """Tokens of a span at most; examples with longer ones are dropped, and counted."""
     unit: Literal["token", "sentence"] = "token"
     """What the encoder's blocks see of the context: tokens, or whole sentences, each one vector."""
     shared: bool = False
@@ -424,7 +426,7 @@ class DecodeConfig(Settings):
     """No n-gram of this size comes twice; 0 allows all."""
     sample: bool = False
     """Draw tokens instead of searching for the best."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(ge=0.001)] = 1.0
     top_k: Count | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
@@ -481,8 +483,11 @@ class Config(Settings):
         if chooses != labels:
             wanted = 'needs text.target = { kind = "label" }' if chooses else "has no labels: change text.target"
             raise ValueError(f"a model of kind {self.model.kind} {wanted}")
-        if getattr(self.model, "multiple", False) and self.text.target is not None and not self.text.target.separator:
-            raise ValueError('model.multiple needs what stands between two labels: text.target.separator = ","')
+        if isinstance(self.model, ClassifierConfig) and self.text.target is not None:
+            if self.model.multiple and not self.text.target.separator:
+                raise ValueError('model.multiple needs what stands between two labels: text.target.separator = ","')
+            if self.text.target.separator and not self.model.multiple:
+                raise ValueError("text.target.separator is for texts of several labels: set model.multiple = true")
         if self.text.target is not None and getattr(self.model, "copy_source", False):
             raise ValueError("model.copy_source needs one vocabulary for both sides: leave text.target out")
         return self

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import shlex
 import signal
 import sys
 import time
@@ -11,10 +12,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
-from regard.config import Config
+from regard.config import Config, LanguageConfig
 from regard.data import Ledger
 from regard.errors import InputError, RegardError
 from regard.evaluation import Evaluation
@@ -22,8 +25,8 @@ from regard.predict import Output, Predictor
 from regard.run import fit
 from regard.train import Event
 
-err = Console(stderr=True, highlight=False)
-out = Console(highlight=False)
+err = Console(stderr=True, highlight=False, emoji=False)
+out = Console(highlight=False, emoji=False)
 
 
 def show_ledgers(ledgers: dict[str, Ledger], say: Callable[[str], None]) -> None:
@@ -147,20 +150,38 @@ def show_evaluation(found: Evaluation) -> None:
     table = Table("source tokens", "examples", *names)
     for row in (*found.files, *found.buckets):
         name = row["length"] if "length" in row else Path(row["file"]).name
-        table.add_row(name, f"{row['examples']:,}", *(f"{row[name]:.2f}" for name in names))
+        table.add_row(Text(name), f"{row['examples']:,}", *(f"{row[name]:.2f}" for name in names))
     table.add_section()
     table.add_row("all", f"{found.examples:,}", *(f"{found.metrics[name]:.2f}" for name in names), style="bold")
-    out.print(table)
+    show_table(table)
     if found.confusion and len(found.confusion) <= 20:
         given = list(next(iter(found.confusion.values())))
-        counts = Table("right \\ given", *given, title="confusion")
+        counts = Table("right \\ given", title="confusion")
+        for name in given:
+            counts.add_column(Text(name))
         for label, row in found.confusion.items():
-            counts.add_row(label, *(f"{row[name]:,}" for name in given))
-        out.print(counts)
+            counts.add_row(Text(label), *(f"{row[name]:,}" for name in given))
+        show_table(counts)
     if found.cut:
         out.print(f"{found.cut:,} sources were longer than the model takes, and cut", style="dim")
     for name, signature in found.signatures.items():
         out.print(f"{name}: {signature}", style="dim", soft_wrap=True, markup=False)
+
+
+def numbers(tree: Any) -> Any:
+    """A tree whose numbers JSON can say: what is not finite is null."""
+    if isinstance(tree, dict):
+        return {name: numbers(inner) for name, inner in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [numbers(inner) for inner in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
+
+
+def show_table(table: Table) -> None:
+    """A table in its full width: in a narrow place lines may wrap, but no number is cut."""
+    wide = Console(highlight=False, emoji=False, width=10_000)
+    most = Measurement.get(wide, wide.options, table).maximum
+    Console(highlight=False, emoji=False, width=max(out.width, most)).print(table)
 
 
 def trained(prepared: Any, run: Path, device: str) -> None:
@@ -170,13 +191,21 @@ def trained(prepared: Any, run: Path, device: str) -> None:
         show_facts(prepared.facts(), view.say)
         progress = fit(prepared, run, view, device=device, stop=stop)
         if stop():
-            view.say(f"stopped at step {progress.step:,}; everything is saved. Go on with: regard train --resume {run}")
+            name = shlex.quote(str(run))
+            view.say(
+                f"stopped at step {progress.step:,}; everything is saved. Go on with: regard train --resume {name}"
+            )
             return
         best = "" if progress.best is None else f"; best {prepared.config.evaluate.metrics[0]} {progress.best:.2f}"
+        early = progress.step < prepared.config.train.steps
+        why = f" (then {progress.worse} validations brought nothing better)" if early else ""
         view.say(
-            f"done: {progress.step:,} steps in {progress.seconds / 60:.1f} min{best} at step {progress.best_step:,}"
+            f"done: {progress.step:,} steps{why} in {progress.seconds / 60:.1f} min{best} at step "
+            f"{progress.best_step:,}"
         )
-        view.say(f"next: regard evaluate {run}, regard predict {run} < input.txt")
+        split = "" if prepared.splits.test else " --split valid"
+        name = shlex.quote(str(run))
+        view.say(f"next: regard evaluate {name}{split}, regard predict {name} < input.txt")
 
 
 @contextlib.contextmanager
@@ -216,6 +245,26 @@ def stdin_lines() -> Iterator[str]:
                 f"standard input, line {number}: byte 0x{line[error.start]:02x} at {error.start + 1} is not UTF-8. "
                 "Convert the text first, for example with iconv -t UTF-8."
             ) from error
+
+
+def tell_cut(predictor: Predictor) -> None:
+    """Say how many texts were cut, if any were."""
+    if predictor.cut:
+        most = predictor.config.text.max_length // (1 + (predictor.config.model.kind == "language"))
+        texts = "1 text was" if predictor.cut == 1 else f"{predictor.cut:,} texts were"
+        print(f"regard: {texts} cut to {most:,} tokens.", file=sys.stderr)
+
+
+def tell_full(predictor: Predictor, text: str) -> None:
+    """Say so if a prompt and its continuation have filled the context of a language model."""
+    most, model = predictor.config.text.max_length, predictor.config.model
+    if not isinstance(model, LanguageConfig) or predictor.config.decode.slide:
+        return
+    if len(predictor.source.encode(text).ids) + model.begin >= most:
+        print(
+            f"regard: the context of {most:,} tokens is full; --set decode.slide=true goes on if positions allow it.",
+            file=sys.stderr,
+        )
 
 
 def chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:

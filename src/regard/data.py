@@ -2,7 +2,8 @@
 
 Nothing is dropped in silence: the ledger says how many examples were read, kept and dropped, why, and at which lines.
 Blank lines at the end are no examples; a blank side anywhere else is dropped as `empty` (but a text may have no label
-where it may have several); a line that is not UTF-8 is dropped as `undecodable`.
+where it may have several); a line that is not UTF-8 is dropped as `undecodable`, one whose JSON spells half a
+character (a lone surrogate) as `not valid Unicode`.
 """
 
 import hashlib
@@ -87,7 +88,7 @@ def read_files(settings: FileData, unlabelled: bool = False) -> Splits:
 def shared(settings: DocumentData, splits: dict[str, list[Example]], ledgers: dict[str, Ledger]) -> None:
     """Cut the end off the training text for validation and test, by their shares of its characters."""
     shares = [(name, getattr(settings, f"{name}_share")) for name in ("test", "valid")]
-    total = sum(len(example.target) for example in splits["train"])
+    total, documents = sum(len(example.target) for example in splits["train"]), len(splits["train"])
     for name, share in shares:
         wanted = 0 if getattr(settings, name) else int(total * share)
         while wanted and splits["train"]:
@@ -99,6 +100,8 @@ def shared(settings: DocumentData, splits: dict[str, list[Example]], ledgers: di
             wanted -= len(taken)
         if splits[name] and not getattr(settings, name):
             ledgers[name].read = ledgers[name].kept = len(splits[name])
+    ledgers["train"].kept -= documents - len(splits["train"])  # one that was cut in two is in both
+    ledgers["train"].read -= documents - len(splits["train"])
 
 
 def cut(examples: list[Example], count: int, name: str) -> tuple[list[Example], list[Example]]:
@@ -128,6 +131,17 @@ def kept(
             ledger.drop(*example)
         elif not (unlabelled or example.target.strip()) or not (alone or example.source.strip()):
             ledger.drop("empty", example.where)
+        elif not (sound(example.source) and sound(example.target)):
+            ledger.drop("not valid Unicode", example.where)
         else:
             ledger.kept += 1
             yield example if example.target.strip() else example._replace(target="")
+
+
+def sound(text: str) -> bool:
+    """Whether a text holds no lone surrogate, which JSON can spell and no encoding has."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

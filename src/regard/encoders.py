@@ -97,9 +97,7 @@ class Classifier(TextEncoder):
         logits = wide(self(batch))
         wanted = batch.answer - LABELS
         if self.multiple:
-            hot = logits.new_zeros(len(logits), logits.shape[1] + LABELS)
-            hot = hot.scatter_(1, batch.answer, 1.0)[:, LABELS:]
-            total = F.binary_cross_entropy_with_logits(logits, hot, reduction="sum")
+            total = several(logits, batch.answer)
             return Loss(total, total.detach(), batch.tokens)
         return judged(logits, wanted[:, 0], smoothing)
 
@@ -107,6 +105,12 @@ class Classifier(TextEncoder):
         """Of every class (batch, classes): they sum to 1, unless a text may have several."""
         logits = wide(self(batch))
         return logits.sigmoid() if self.multiple else logits.softmax(-1)
+
+
+def several(logits: Tensor, answer: Tensor) -> Tensor:
+    """The surprise that each of the classes is a label or none, in all: logits (batch, classes), answer (batch, n)."""
+    hot = logits.new_zeros(len(logits), logits.shape[1] + LABELS).scatter_(1, answer, 1.0)[:, LABELS:]
+    return F.binary_cross_entropy_with_logits(logits, hot, reduction="sum")
 
 
 def judged(logits: Tensor, wanted: Tensor, smoothing: float) -> Loss:
@@ -137,7 +141,7 @@ class Reader(TextEncoder):
 
     def __init__(self, config: ReaderConfig, vocab: int, labels: int | None, longest: int) -> None:
         super().__init__(config, vocab, longest + 1)  # the context has an end of its own
-        self.answer = config.answer
+        self.answer, self.longest = config.answer, config.longest
         if config.shared:
             self.encoder.blocks = nn.ModuleList([self.encoder.blocks[0]] * config.layers)
         self.order = nn.Parameter(1 + torch.randn(longest, config.size)) if config.unit == "sentence" else None

@@ -10,12 +10,12 @@ import torch
 from regard.batch import Batch, collate, encode, epoch, joined, padded
 from regard.config import ClassifierConfig, Data, EvaluateConfig, LanguageConfig, Metric, Model, ReaderConfig
 from regard.data import Ledger, remedy
-from regard.encoders import LABELS, TextEncoder
+from regard.encoders import LABELS, Classifier, TextEncoder, judged, several
 from regard.errors import DataError
 from regard.files import Example
 from regard.metrics import calibration_error, confusion, corpus, score
 from regard.predict import Output, Predictor
-from regard.text import UNK
+from regard.text import BOS, PAD, UNK
 
 
 class Evaluation(NamedTuple):
@@ -31,7 +31,7 @@ class Evaluation(NamedTuple):
     files: Sequence[dict[str, Any]] = ()
     """As `buckets`, by the file that examples came from, if there are several."""
     confusion: dict[str, dict[str, int]] | None = None
-    """Of labels: how often each (first) was taken for each (second)."""
+    """Of labels, where a text has one: how often each (first) was taken for each (second)."""
     cut: int = 0
     """Sources that were longer than the model takes, and cut."""
 
@@ -96,7 +96,7 @@ def evaluate(
         sources,
         [one.wanted for one in asked],
         parts("file", files) if len(files) > 1 else [],
-        confusion([one.text for one in given], [one.wanted for one in right]) if labels(predictor) else None,
+        confusion([one.text for one in given], [one.wanted for one in right]) if single(predictor) else None,
         predictor.cut,
     )
 
@@ -175,6 +175,11 @@ def labels(predictor: Predictor) -> bool:
     return isinstance(predictor.model, TextEncoder) and predictor.target is not predictor.source
 
 
+def single(predictor: Predictor) -> bool:
+    """Whether every answer is the name of one class."""
+    return labels(predictor) and not (isinstance(predictor.model, Classifier) and predictor.model.multiple)
+
+
 def separator(predictor: Predictor) -> str | None:
     """What stands between several labels of one answer; None if answers are not labels."""
     target = predictor.config.text.target
@@ -234,11 +239,11 @@ def measured(
 
 
 def perplexity(predictor: Predictor, examples: Sequence[Example]) -> float:
-    """exp of the mean surprise, in nats a token, of the targets (their <eos> counts)."""
+    """exp of the mean surprise, in nats a token, of the targets (their <eos> counts); nan if none can be given."""
     text = predictor.config.text.model_copy(update={"longer": "cut"})
     pairs = encode(examples, predictor.source, predictor.target, text, Ledger(), predictor.config.model)
     order = epoch(pairs, predictor.config.train.batch_tokens, 0, 0)
-    return math.exp(surprise(predictor, [collate([pairs[i] for i in indices]) for indices in order])[0])
+    return math.exp(min(700.0, surprise(predictor, [collate([pairs[i] for i in indices]) for indices in order])[0]))
 
 
 def surprise(predictor: Predictor, batches: Sequence[Batch]) -> tuple[float, int]:
@@ -250,7 +255,7 @@ def surprise(predictor: Predictor, batches: Sequence[Batch]) -> tuple[float, int
             loss = predictor.model.loss(Batch(*(tensor.to(device) for tensor in batch)))
             total += float(loss.plain)
             count += loss.tokens
-    return total / max(1, count), count
+    return total / count if count else math.nan, count
 
 
 def temperature(predictor: Predictor, examples: Sequence[Example]) -> float:
@@ -261,15 +266,19 @@ def temperature(predictor: Predictor, examples: Sequence[Example]) -> float:
     pairs = encode(examples, predictor.source, predictor.target, text, Ledger(), config.model)
     order = epoch(pairs, config.train.batch_tokens, 0, 0)
     device = next(predictor.model.parameters()).device
-    logits, wanted = [], []
+    found = []
     with torch.inference_mode():
         for batch in (collate([pairs[i] for i in indices]) for indices in order):
-            logits.append(predictor.model(Batch(*(tensor.to(device) for tensor in batch))).float().cpu())
-            wanted.append(batch.answer[:, 0] - LABELS)
-    every, right = torch.cat(logits), torch.cat(wanted)
-    choices = torch.logspace(-1, 3, 201, base=2.0)
-    surprises = [float(torch.nn.functional.cross_entropy(every / choice, right)) for choice in choices]
-    return float(choices[surprises.index(min(surprises))])
+            logits = predictor.model(Batch(*(tensor.to(device) for tensor in batch)))
+            found.append((logits.float().cpu(), batch.answer))
+
+    def surprise(choice: float) -> float:
+        if single(predictor):
+            return sum(float(judged(logits / choice, answer[:, 0] - LABELS, 0).plain) for logits, answer in found)
+        return sum(float(several(logits / choice, answer)) for logits, answer in found)
+
+    choices: list[float] = torch.logspace(-1, 3, 201, base=2.0).tolist()
+    return min(choices, key=surprise)
 
 
 def modelled(predictor: Predictor, examples: Sequence[Example], metrics: Sequence[Metric]) -> dict[str, float]:
@@ -287,6 +296,7 @@ def modelled(predictor: Predictor, examples: Sequence[Example], metrics: Sequenc
     for start in range(0, len(rows), 32):
         part = rows[start : start + 32]
         fed, wanted = padded([row[:-1] for row in part]), padded([row[1:] for row in part])
+        wanted = wanted.masked_fill(wanted == BOS, PAD)  # nobody writes it: foreseeing it is no merit
         batches.append(Batch(fed[:, :0], torch.zeros(len(part), dtype=torch.long), fed, wanted))
     nats, count = surprise(predictor, batches)
     size = sum(len(example.target.encode("utf-8", "surrogatepass")) for example in examples)

@@ -1,7 +1,7 @@
 """Files -> raw examples, format by format: pairs, labels, stories, questions, documents.
 
 A byte order mark and CRLF are taken off; a line that is not UTF-8 comes as ("undecodable", where), and so does whatever
-else cannot be an example, with its reason: data.py keeps the ledger.
+else cannot be an example, with its reason: data.py keeps the ledger. A file in UTF-16 is refused.
 """
 
 import csv
@@ -28,6 +28,9 @@ from regard.config import (
 )
 from regard.errors import DataError
 
+MARK = b"\xef\xbb\xbf"
+"""The byte order mark of UTF-8."""
+
 
 class Example(NamedTuple):
     """One pair, and where it came from (`file:line`)."""
@@ -49,7 +52,7 @@ def pairs(settings: FileData, files: Any) -> Iterator[Example | tuple[str, str]]
                 yield from table(path, settings)
         case JsonData(), _:
             for path in files:
-                yield from records(path, settings)
+                yield from records(path, settings.obtain, settings.source, settings.target)
         case LabelledData(), _:
             for path in files:
                 yield from labelled(path, settings.obtain)
@@ -66,10 +69,15 @@ def pairs(settings: FileData, files: Any) -> Iterator[Example | tuple[str, str]]
 
 def lines(path: str, obtain: str = "") -> list[str | None]:
     """The lines of a text file, gzipped or not, without their ends; None where a line is not UTF-8."""
-    raw = content(path, obtain).removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    if raw[-1].strip() == b"":
-        raw.pop()
-    return [decoded(line.removesuffix(b"\r")) for line in raw]
+    return separated(content(path, obtain))
+
+
+def separated(raw: bytes) -> list[str | None]:
+    """As `lines`, of the bytes of a file."""
+    found = raw.removeprefix(MARK).split(b"\n")
+    if found[-1].strip() == b"":
+        found.pop()
+    return [decoded(line.removesuffix(b"\r")) for line in found]
 
 
 def content(path: str, obtain: str = "") -> bytes:
@@ -89,6 +97,8 @@ def content(path: str, obtain: str = "") -> bytes:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
     if not raw.strip():
         raise DataError(f"{path} is empty.{hint}")
+    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise DataError(f"{path} is UTF-16, expected UTF-8. Convert it: iconv -f UTF-16 -t UTF-8 OLD > NEW.")
     return raw
 
 
@@ -97,9 +107,8 @@ def blank(line: str | None) -> bool:
     return line is not None and not line.strip()
 
 
-def filled(path: str, obtain: str) -> list[str | None]:
-    """As `lines`, without blank ones at the end."""
-    found = lines(path, obtain)
+def filled(found: list[str | None]) -> list[str | None]:
+    """The same lines, without blank ones at the end."""
     while found and blank(found[-1]):
         found.pop()
     return found
@@ -140,23 +149,28 @@ def parallel(sides: Sides, obtain: str) -> Iterator[Example | tuple[str, str]]:
 
 
 def table(path: str, settings: TableData) -> Iterator[Example | tuple[str, str]]:
-    """Rows of a tab- or comma-separated file. Tabs separate as they are; commas follow the quoting rules of CSV."""
+    """Rows of a tab- or comma-separated file. Tabs separate as they are; commas follow the quoting rules of CSV. A row
+    that goes on behind the last column of the first one, as with a separator in its text, is not cut but dropped."""
     rows = tsv_rows(path, settings.obtain) if settings.kind == "tsv" else csv_rows(path, settings.obtain)
     columns: tuple[int, int] | None = None
     if isinstance(settings.source, int) and isinstance(settings.target, int):
         columns = (settings.source, settings.target)
+    width = 0
     for number, row in rows:
         where = f"{path}:{number}"
+        empty = row is not None and not any(cell.strip() for cell in row)
+        width = width or (0 if empty else len(row or ()))
         if columns is None:
             columns = (column(settings.source, row, path), column(settings.target, row, path))
         elif row is None:
             yield "undecodable", where
+        elif empty:
+            yield "empty", where
         elif len(row) <= max(columns):
-            if not any(cell.strip() for cell in row):
-                yield "empty", where
-                continue
             wanted = max(columns) + 1
             raise DataError(f"{where} has {len(row)} columns, expected at least {wanted} ({settings.kind}).")
+        elif any(cell.strip() for cell in row[width:]):
+            yield "more columns than the first row", where
         else:
             yield Example(row[columns[0]], row[columns[1]], where)
 
@@ -171,7 +185,7 @@ def column(wanted: str | int, header: list[str] | None, path: str) -> int:
 
 
 def tsv_rows(path: str, obtain: str) -> Iterator[tuple[int, list[str] | None]]:
-    for number, line in enumerate(filled(path, obtain), 1):
+    for number, line in enumerate(filled(lines(path, obtain)), 1):
         yield number, None if line is None else line.split("\t")
 
 
@@ -191,9 +205,9 @@ def csv_rows(path: str, obtain: str) -> Iterator[tuple[int, list[str] | None]]:
         raise DataError(f"{path}:{number} is not CSV: {error}.") from error
 
 
-def records(path: str, settings: JsonData) -> Iterator[Example | tuple[str, str]]:
-    """Objects of a JSONL file."""
-    for number, line in enumerate(filled(path, settings.obtain), 1):
+def records(path: str, obtain: str, source: str | None, target: str) -> Iterator[Example | tuple[str, str]]:
+    """Objects of a JSONL file, a field a side; a document has no source."""
+    for number, line in enumerate(filled(lines(path, obtain)), 1):
         where = f"{path}:{number}"
         if line is None:
             yield "undecodable", where
@@ -201,7 +215,8 @@ def records(path: str, settings: JsonData) -> Iterator[Example | tuple[str, str]
             yield "empty", where
         else:
             record = parsed(line, where)
-            yield Example(worded(record, settings.source, where), worded(record, settings.target, where), where)
+            left = "" if source is None else worded(record, source, where)
+            yield Example(left, worded(record, target, where), where)
 
 
 def parsed(line: str, where: str) -> dict[str, Any]:
@@ -231,25 +246,20 @@ def worded(record: dict[str, Any], name: str, where: str) -> str:
 
 
 def labelled(path: str, obtain: str) -> Iterator[Example | tuple[str, str]]:
-    """Lines `label text`."""
-    for number, line in enumerate(filled(path, obtain), 1):
+    """Lines `label text`: a space or a tab stands between the two."""
+    for number, line in enumerate(filled(lines(path, obtain)), 1):
         where = f"{path}:{number}"
         if line is None:
             yield "undecodable", where
         else:
-            label, _, text = line.strip().partition(" ")
-            yield Example(text, label, where)
+            label, *text = re.split(r"[ \t]", line.strip(), maxsplit=1)
+            yield Example("".join(text), label, where)
 
 
 def documents(path: str, settings: DocumentData) -> Iterator[Example | tuple[str, str]]:
     """A text file as one document; or one of every line of JSONL."""
     if path.removesuffix(".gz").endswith(".jsonl"):
-        for number, line in enumerate(filled(path, settings.obtain), 1):
-            where = f"{path}:{number}"
-            if line is None:
-                yield "undecodable", where
-            else:
-                yield Example("", worded(parsed(line, where), settings.field, where), where)
+        yield from records(path, settings.obtain, None, settings.field)
         return
     found = lines(path, settings.obtain)
     for number, line in enumerate(found, 1):
@@ -259,28 +269,37 @@ def documents(path: str, settings: DocumentData) -> Iterator[Example | tuple[str
 
 
 def stories(path: str, settings: StoryData) -> Iterator[Example | tuple[str, str]]:
-    """Questions of bAbI: `question <tab> the story before it` -> the answer. A number of 1 begins a new story."""
-    for name, text in story_files(path, settings):
+    """Questions of bAbI: `question <tab> the story before it` -> the answer. A number of 1 begins a new story.
+    What follows an undecodable line of a story is dropped with it: it may have said the answer."""
+    for name, raw in story_files(path, settings):
         story: list[str] = []
-        for number, line in enumerate(text.splitlines(), 1):
+        whole = True
+        for number, line in enumerate(filled(separated(raw)), 1):
             where = f"{name}:{number}"
+            if line is None or not line.strip():
+                whole = whole and line is not None
+                yield "undecodable" if line is None else "empty", where
+                continue
             place, _, rest = line.strip().partition(" ")
             if not place.isdigit():
                 raise DataError(f"{where} does not begin with a number, as every line of bAbI does: {line[:40]!r}.")
-            story = [] if place == "1" else story
+            if place == "1":
+                story, whole = [], True
             question, *answer = (part.strip() for part in rest.split("\t"))
-            if answer:
+            if not answer:
+                story.append(question)
+            elif whole:
                 yield Example(f"{question}\t{' '.join(story)}", answer[0], where)
             else:
-                story.append(question)
+                yield "after an undecodable line of its story", where
 
 
-def story_files(path: str, settings: StoryData) -> Iterator[tuple[str, str]]:
-    """The name and the text of a file, or of each file in an archive that is wanted: by task, and training files
+def story_files(path: str, settings: StoryData) -> Iterator[tuple[str, bytes]]:
+    """The name and the bytes of a file, or of each file in an archive that is wanted: by task, and training files
     only (the others are named as tests)."""
     raw = content(path, settings.obtain)
     if not tarfile.is_tarfile(io.BytesIO(raw)):
-        yield path, raw.decode("utf-8", "replace")
+        yield path, raw
         return
     with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
         members = [(TASK.match(Path(member.name).name), member) for member in archive.getmembers() if member.isfile()]
@@ -288,7 +307,7 @@ def story_files(path: str, settings: StoryData) -> Iterator[tuple[str, str]]:
         for task, member in sorted(wanted, key=lambda pair: pair[0]):
             file = archive.extractfile(member)
             if file is not None and (not settings.tasks or task in settings.tasks):
-                yield f"{path}/{Path(member.name).name}", file.read().decode("utf-8", "replace")
+                yield f"{path}/{Path(member.name).name}", file.read()
 
 
 TASK = re.compile(r"qa(\d+)_.*train")
@@ -297,7 +316,9 @@ TASK = re.compile(r"qa(\d+)_.*train")
 def answers(path: str, obtain: str) -> Iterator[Example | tuple[str, str]]:
     """Questions of SQuAD's JSON: `question <tab> context` -> the answer and where it begins. A question of several
     answers gives as many examples; one of none (SQuAD 2) is dropped."""
-    text = content(path, obtain).decode("utf-8-sig", "replace")
+    text = decoded(content(path, obtain).removeprefix(MARK))
+    if text is None:
+        raise DataError(f"{path} is not UTF-8, as JSON has to be. Convert it: iconv -f ENCODING -t UTF-8 OLD > NEW.")
     tree = parsed(text, path)
     for a, article in enumerate(listed(tree, "data", path)):
         for p, paragraph in enumerate(listed(article, "paragraphs", f"{path}: data[{a}]")):

@@ -74,16 +74,20 @@ def allowed(
     n-gram of the size `no_repeat` comes twice."""
     beam = len(logprobs) // len(limits.longest)
     logprobs.index_fill_(1, NEVER.to(logprobs.device), -torch.inf)
-    if step < limits.prefix.shape[1]:
-        forced = limits.prefix[:, step].repeat_interleave(beam)[:, None]
-        only = torch.full_like(logprobs, -torch.inf).scatter_(1, forced, logprobs.gather(1, forced))
-        logprobs = torch.where(forced == PAD, logprobs, only)
+    given = logprobs.clone() if histories else logprobs
+    end = logprobs[:, EOS].clone()
     for row, tokens in enumerate(histories):
         logprobs[row, repeats(tokens, no_repeat)] = -torch.inf
     must, mustnt = limits.longest <= step, limits.least > step
     if mustnt.any():
         free = (mustnt & ~must).repeat_interleave(beam)
         logprobs[:, EOS] = torch.where(free, -torch.inf, logprobs[:, EOS])
+    if histories or mustnt.any():  # where nothing is left, an output ends
+        logprobs[:, EOS] = torch.where(logprobs.amax(1) == -torch.inf, end, logprobs[:, EOS])
+    if step < limits.prefix.shape[1]:
+        forced = limits.prefix[:, step].repeat_interleave(beam)[:, None]
+        only = torch.full_like(logprobs, -torch.inf).scatter_(1, forced, given.gather(1, forced))
+        logprobs = torch.where(forced == PAD, logprobs, only)
     if must.any():
         only = torch.full_like(logprobs, -torch.inf)
         only[:, EOS] = logprobs[:, EOS]

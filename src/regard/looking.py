@@ -21,7 +21,7 @@ from regard.config import DecodeConfig
 from regard.encoders import LABELS, Classifier, Reader, TextEncoder
 from regard.errors import InputError
 from regard.guard import judged
-from regard.maps import Map, Piece, described, packing, page, pieces, read, rounded, sentences, shown, word_at
+from regard.maps import LARGEST, Map, Piece, described, packing, page, pieces, read, rounded, sentences, shown, word_at
 from regard.models import Language
 from regard.picture import save_grid, save_map
 from regard.position import linear_bias
@@ -111,11 +111,11 @@ class Look:
     def parted(self, name: str, weights: Tensor) -> list[Map]:
         """A map; of a block whose weights all layers share, one for each time it was used: NAME#0, NAME#1, .."""
         one = described(name, weights)
-        times = weights.shape[1] // weights.shape[2] if one.side == "encoder" else 1
-        if times == 1:
+        names = times(name, weights.shape[1] // weights.shape[2])
+        if len(names) == 1:
             return [one]
-        chunks = enumerate(weights.chunk(times, dim=1))
-        return [one._replace(name=f"{name}#{layer}", layer=layer, weights=part) for layer, part in chunks]
+        chunks = enumerate(weights.chunk(len(names), dim=1))
+        return [one._replace(name=names[layer], layer=layer, weights=part) for layer, part in chunks]
 
     @cached_property
     def batch(self) -> Batch:
@@ -128,22 +128,49 @@ class Look:
             batch = collate([Pair(self.source.ids, self.written)])
         return Batch(*(tensor.to(device) for tensor in batch))
 
-    def map(self, name: str | None = None) -> Map:
-        """A map by its name; the last that goes from answer to source, or else the last, if none is given."""
-        if not self.maps:
+    @cached_property
+    def heads(self) -> dict[str, int]:
+        """The name of every map and how many heads it has; no map is made for that."""
+        if "maps" in vars(self):
+            return {one.name: len(one.weights) for one in self.maps}
+        used: dict[str, list[int]] = {}
+
+        def seen(name: str, module: Attention, *given: object) -> None:
+            used.setdefault(name, []).append(module.heads)
+
+        with torch.inference_mode(), watch(self.predictor.model, seen):
+            self.predictor.model(self.batch)
+        return {one: heads[0] for name, heads in used.items() for one in times(name, len(heads))}
+
+    def called(self, name: str | None = None) -> str:
+        """The name of a map; the last that goes from answer to source, or else the last, if none is given."""
+        if not self.heads:
             raise InputError("this model has no attention to look at.")
         if name is None:
-            return ([one for one in self.maps if one.kind == "cross"] or self.maps)[-1]
-        for one in self.maps:
-            if one.name == name:
-                return one
-        raise InputError(f"there is no map {name!r}. This model has {', '.join(one.name for one in self.maps)}.")
+            return ([one for one in self.heads if "self" not in one] or list(self.heads))[-1]
+        if name not in self.heads:
+            raise InputError(f"there is no map {name!r}. This model has {', '.join(self.heads)}.")
+        return name
+
+    def map(self, name: str | None = None, head: int | None = None) -> Map:
+        """A map, of all its heads or of one; unless all maps are there already, no other is made for it."""
+        name = self.called(name)
+        if head is not None and not 0 <= head < self.heads[name]:
+            raise InputError(f"head {head} was asked for; {name} has heads 0 to {self.heads[name] - 1}.")
+        wanted = slice(None) if head is None else slice(head, head + 1)
+        if "maps" in vars(self):
+            found = next(one for one in self.maps if one.name == name)
+            return found._replace(weights=found.weights[wanted])
+        base = name.partition("#")[0]
+        with torch.inference_mode(), record(self.predictor.model, lambda one: one == base, wanted) as maps:
+            self.predictor.model(self.batch)
+        return next(one for one in self.parted(base, maps[base][0].float().cpu()) if one.name == name)
 
     def asked(self, names: Collection[str]) -> dict[str, Asked]:
         """The vectors behind some maps. Of those that were made one after another, the queries stand below each other;
         a block that all layers share has keys of its own each time."""
         found: dict[str, list[Asked]] = {}
-        names = [self.map(name).name for name in names]
+        names = [self.called(name) for name in names]
 
         def seen(name: str, module: Attention, queries: Tensor, memory: Memory, mask: Tensor | None) -> None:
             shape = (1, 1, queries.shape[-2], memory.keys.shape[-2])
@@ -156,26 +183,26 @@ class Look:
         with torch.inference_mode(), watch(self.predictor.model, seen, lambda name: name in wanted):
             self.predictor.model(self.batch)
         parts = {name: name.partition("#") for name in names}
-        times = {
+        uses = {
             name: found[base][int(time) :][:1] if mark else found[base] for name, (base, mark, time) in parts.items()
         }
         return {
             name: some[0]._replace(
                 queries=torch.cat([one.queries for one in some], dim=-2), seen=torch.cat([one.seen for one in some])
             )
-            for name, some in times.items()
+            for name, some in uses.items()
         }
 
     @torch.inference_mode()
     def calculation(self, row: int, head: int = 0, name: str | None = None) -> Calculation:
         """The numbers behind one row of one head."""
-        chosen = self.map(name)
-        heads, rows, _ = chosen.weights.shape
+        name = self.called(name)
+        asked = self.asked([name])[name]
+        heads, rows, _ = asked.queries.shape
         if not 0 <= row < rows or not 0 <= head < heads:
             raise InputError(
-                f"row {row} of head {head} was asked for; {chosen.name} has {heads} heads (from 0) of {rows} rows."
+                f"row {row} of head {head} was asked for; {name} has {heads} heads (from 0) of {rows} rows."
             )
-        asked = self.asked([chosen.name])[chosen.name]
         query, keys, values = asked.queries[head, row], asked.keys[head], asked.values[head]
         plain = asked.attention.score if isinstance(asked.attention.score, Additive) else dot
         scores = plain(query[None], keys)[0]
@@ -193,13 +220,12 @@ class Look:
 
     def words(self) -> list[tuple[int, int]]:
         """Hard alignment of words parted by white space: each word of the answer and the one it looks at most."""
-        if not self.tokens["key"]:
+        keys, queries = self.tokens["key"], self.tokens["query"]
+        if not keys or (self.answer.text.strip() and not any(piece.end for piece in queries)):
             raise InputError("words are aligned between a text and its translation: this model does not translate.")
+        of_row = [word_at(self.answer.text, piece) for piece in queries]
+        of_column = [word_at(self.text, piece) for piece in keys]
         weights, _, _ = self.labelled()
-        of_row, of_column = (
-            [word_at(text, piece) for piece in self.tokens[axis]]
-            for text, axis in ((self.answer.text, "query"), (self.text, "key"))
-        )
         sums = torch.zeros(len(self.answer.text.split()), len(self.text.split()))
         for row, word in enumerate(of_row):
             for column, other in enumerate(of_column):
@@ -209,12 +235,16 @@ class Look:
 
     def labelled(self, name: str | None = None, head: int | None = None) -> tuple[Tensor, list[str], list[str]]:
         """One head of a map, or the mean of its heads, (query, key), and the names of its rows and columns."""
-        chosen = self.map(name)
-        if head is not None and not 0 <= head < len(chosen.weights):
-            raise InputError(f"head {head} was asked for; {chosen.name} has heads 0 to {len(chosen.weights) - 1}.")
-        weights = chosen.weights.mean(0) if head is None else chosen.weights[head]
+        chosen = self.map(name, head)
         rows, columns = ([shown(piece) for piece in self.tokens[axis]] for axis in (chosen.rows, chosen.columns))
-        return weights, rows, columns
+        return chosen.weights.mean(0), rows, columns
+
+    def titled(self, name: str | None = None, head: int | None = None) -> str:
+        """What `labelled` gives, in words."""
+        name = self.called(name)
+        if head is None:
+            return name if self.heads[name] == 1 else f"{name}, mean of {self.heads[name]} heads"
+        return f"{name}, head {head}"
 
     def tree(
         self, *, packed: bool = False, full: Collection[str] | None = None, vectors: Collection[str] = ()
@@ -270,11 +300,11 @@ class Look:
                 replace(path, json.dumps(self.tree(), ensure_ascii=False).encode())
             case ".html":
                 replace(path, page(self.fitting()).encode())
-            case ".png" | ".svg" | ".pdf" if name == "all" and self.map():
+            case ".png" | ".svg" | ".pdf" if name == "all" and self.called():
                 save_grid(path, [(one.name, one.weights) for one in self.maps])
             case ".png" | ".svg" | ".pdf":
                 weights, rows, columns = self.labelled(name, head)
-                save_map(path, weights, rows, columns, f"{self.text}\n{self.answer.text}")
+                save_map(path, weights, rows, columns, f"{self.text}\n{self.answer.text}\n{self.titled(name, head)}")
             case other:
                 raise InputError(f"{path} ends in {other!r}; expected .html, .json, .png, .svg or .pdf.")
 
@@ -282,8 +312,10 @@ class Look:
         """The packed tree that fits into a file of about `most` bytes: as many maps in full as have room, the one from
         answer to source first, then as many of their vectors."""
         left, full, vectors = most, [], []
+        small = {one.name: len(one.weights) * min(LARGEST**2, one.weights[0].numel()) * 4 // 3 for one in self.maps}
+        left -= sum(small.values())  # every map is there at least as a small picture
         for one in sorted(reversed(self.maps), key=lambda one: one.kind != "cross"):
-            size = one.weights.numel() * 4 // 3
+            size = one.weights.numel() * 4 // 3 - small[one.name]
             if size <= left:
                 full.append(one.name)
                 left -= size
@@ -304,13 +336,15 @@ def look(
     target: str | None = None,
 ) -> Look:
     """Answer a text, or take `target` for the answer, and look at why."""
+    if not isinstance(text, str):
+        raise InputError(f"one text is wanted to look at, not {type(text).__name__}.")
     text = clean(text)
     if not predictor.encode(text).ids:
         raise InputError("there is nothing to look at in an empty text.")
     settings = (settings or predictor.config.decode).model_copy(update={"slide": False})  # one pass sees it all
     if target is not None:
         if isinstance(predictor.model, TextEncoder):
-            raise InputError("a target can be given to a model that writes; this one chooses.")
+            raise InputError("a target can be given to a model that writes; this one does not.")
         settings = settings.model_copy(update={"beam": 1, "sample": False, "max_ratio": 0.0, "max_extra": 0})
         return Look(predictor, text, predictor.predict([text], settings=settings, prefixes=[target])[0])
     if type(predictor.model) is TextEncoder:
@@ -333,6 +367,11 @@ def agreed(there: Look, back: Look) -> list[tuple[str, str]]:
 
 
 QUESTION = Piece("question", 0, 0)
+
+
+def times(name: str, uses: int) -> list[str]:
+    """The names of one attention's maps: an encoder's block that was used several times has as many."""
+    return [name] if uses == 1 or not name.startswith("encoder.") else [f"{name}#{layer}" for layer in range(uses)]
 
 
 def vectored(asked: Asked, causal: bool) -> dict[str, Any]:

@@ -113,18 +113,24 @@ def edit_distance(left: Sequence[str], right: Sequence[str]) -> int:
 
 def confusion(outputs: Sequence[str], references: References) -> dict[str, dict[str, int]]:
     """How often each right label (first) was taken for each label (second)."""
-    names = sorted({wanted[0] for wanted in references} | set(outputs))
-    table = {name: dict.fromkeys(names, 0) for name in sorted({wanted[0] for wanted in references})}
-    for output, wanted in zip(outputs, references, strict=True):
-        table[wanted[0]][output] += 1
+    right = [meant(*pair) for pair in zip(outputs, references, strict=True)]
+    names = sorted({*right, *outputs})
+    table = {name: dict.fromkeys(names, 0) for name in sorted(set(right))}
+    for output, wanted in zip(outputs, right, strict=True):
+        table[wanted][output] += 1
     return table
+
+
+def meant(output: str, wanted: Sequence[str]) -> str:
+    """The right answer that an output is compared with: itself, if it is one of them."""
+    return output if output in wanted else wanted[0]
 
 
 def macro_f1(outputs: Sequence[str], references: References, separator: str = "") -> float:
     """The mean over the labels of the harmonic mean of precision and recall; a label nobody wanted or gave has none. A
     whole text is one label, or several with a `separator` between them."""
     pairs = [
-        (split(output, separator), split(wanted[0], separator))
+        (split(output, separator), split(meant(output, wanted), separator))
         for output, wanted in zip(outputs, references, strict=True)
     ]
     found = []

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import textwrap
+import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,27 +21,49 @@ SHADES = " ░▒▓█"
 FONTS = ("Noto Sans CJK KR", "Noto Sans KR", "NanumGothic", "Apple SD Gothic Neo", "Malgun Gothic", "Noto Sans CJK JP")
 
 
-def drawn(weights: Tensor, rows: Sequence[str], columns: Sequence[str], colour: bool = True, most: int = 100) -> Text:
-    """A map (query, key) for the terminal: darker is more. Without colour the shades stay readable. A source wider
-    than `most` characters has its tokens written downwards, and what is still wider comes in parts."""
+def letters(text: str) -> list[str]:
+    """A text's letters as they are seen: marks, joiners and what they join stay with the letter before."""
+    found: list[str] = []
+    for one in unicodedata.normalize("NFC", text):
+        joins = unicodedata.category(one) in ("Mn", "Me", "Cf") or (found and found[-1].endswith("\u200d"))
+        if found and joins:
+            found[-1] += one
+        else:
+            found.append(one)
+    return found
+
+
+def drawn(
+    weights: Tensor,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    colour: bool = True,
+    most: int = 100,
+    top: float | None = None,
+) -> Text:
+    """A map (query, key) for the terminal: darker is more, `top` (its largest weight, unless given) is black. Without
+    colour the shades stay readable. A source wider than `most` characters has its tokens written downwards, and what is
+    still wider comes in parts."""
+    top = max(float(weights.max()), 1e-6) if top is None else top
     margin = max(map(cell_len, rows)) + 2
     wide = margin + sum(cell_len(key) + 1 for key in columns) <= most
-    cells = max(map(cell_len, "".join(columns)), default=1)
+    parted = [letters(key) for key in columns]
+    cells = max((cell_len(one) for key in parted for one in key), default=1)
     room = max(1, (most - margin) // (cells + 1))
     if not wide and len(columns) > room:
         starts = range(0, len(columns), room)
         parts = [(weights[:, start : start + room], columns[start : start + room]) for start in starts]
-        return Text("\n").join(drawn(part, rows, names, colour, most) for part, names in parts)
+        return Text("\n").join(drawn(part, rows, names, colour, most, top) for part, names in parts)
     widths = [cell_len(key) if wide else cells for key in columns]
     out = Text()
-    for line in range(1 if wide else max(map(len, columns))):
-        labels = columns if wide else [key[line : line + 1] for key in columns]
+    for line in range(1 if wide else max(map(len, parted))):
+        labels = columns if wide else ["".join(key[line : line + 1]) for key in parted]
         padded = [label + " " * (width - cell_len(label)) for label, width in zip(labels, widths, strict=True)]
         out.append((" " * margin + " ".join(padded)).rstrip() + "\n")
     for name, row in zip(rows, weights.tolist(), strict=True):
         out.append(" " * (margin - 2 - cell_len(name)) + name + "  ", style="bold" if colour else "")
         for weight, width in zip(row, widths, strict=True):
-            shade = SHADES[min(len(SHADES) - 1, int(weight * len(SHADES)))]
+            shade = SHADES[min(len(SHADES) - 1, int(weight / top * len(SHADES)))]
             out.append(shade * width + " ", style="cyan" if colour else "")
         out.append("\n")
     return out
@@ -68,6 +91,23 @@ def surveyed(maps: Iterable[tuple[str, Sequence[float], Sequence[float] | None]]
     return table
 
 
+def family() -> list[str]:
+    """The fonts to draw with. What matplotlib knows may be older than a font that was installed since, so the system is
+    asked where it knows none of FONTS."""
+    from matplotlib import font_manager
+
+    def known() -> list[str]:
+        names = {font.name for font in font_manager.fontManager.ttflist}
+        return [font for font in FONTS if font in names]
+
+    if not known():
+        stems = [font.replace(" ", "").removesuffix("KR").removesuffix("JP").lower() for font in FONTS]
+        for path in font_manager.findSystemFonts():
+            if Path(path).name.lower().startswith(tuple(stems)):
+                font_manager.fontManager.addfont(path)
+    return ["DejaVu Sans", *known()]
+
+
 @contextlib.contextmanager
 def figure(path: Path, columns: int, rows: int, size: tuple[float, float]) -> Iterator[Any]:
     """Axes (rows, columns) to draw on; the file is written beside and renamed."""
@@ -78,11 +118,9 @@ def figure(path: Path, columns: int, rows: int, size: tuple[float, float]) -> It
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise InputError(f"{path} ends in {path.suffix!r}; a picture's name ends in .png, .svg or .pdf.")
     matplotlib.use("Agg")
-    from matplotlib import font_manager, pyplot
+    from matplotlib import pyplot
 
-    known = {font.name for font in font_manager.fontManager.ttflist}
-    family = ["DejaVu Sans", *(font for font in FONTS if font in known)]
-    with pyplot.rc_context({"font.family": family, "svg.hashsalt": "regard"}), warnings.catch_warnings():
+    with pyplot.rc_context({"font.family": family(), "svg.hashsalt": "regard"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # no installed font has that letter: a box is drawn
         drawing, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
         try:
@@ -109,7 +147,8 @@ def save_map(path: Path, weights: Tensor, rows: Sequence[str], columns: Sequence
     heading = wrapped(title, round(12 * max(3.0, width)))
     with figure(path, 1, 1, (max(3.0, width), max(2.5, height) + 0.15 * heading.count("\n"))) as axes:
         axis = axes[0, 0]
-        axis.imshow(weights.numpy(), cmap="viridis", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+        image = axis.imshow(weights.numpy(), cmap="viridis", vmin=0, aspect="auto", interpolation="nearest")
+        axis.figure.colorbar(image, ax=axis, fraction=0.05, pad=0.02).ax.tick_params(labelsize=7)
         axis.figure.suptitle(heading, fontsize=9, parse_math=False)
         for ticks, labels, turn in ((axis.xaxis, columns, 90), (axis.yaxis, rows, 0)):
             step = max(1, len(labels) // 80)
@@ -118,7 +157,8 @@ def save_map(path: Path, weights: Tensor, rows: Sequence[str], columns: Sequence
 
 
 def save_grid(path: Path, maps: Sequence[tuple[str, Tensor]]) -> None:
-    """Every head (column) of every map (row) as a small picture: named weights (heads, query, key)."""
+    """Every head (column) of every map (row) as a small picture, each in its own scale: named weights (heads, query,
+    key)."""
     most = max(len(weights) for _, weights in maps)
     with figure(path, most, len(maps), (1.6 + 1.5 * most, 1.5 * len(maps))) as axes:
         for line, (name, weights) in zip(axes, maps, strict=True):
@@ -126,7 +166,7 @@ def save_grid(path: Path, maps: Sequence[tuple[str, Tensor]]) -> None:
                 axis.set_xticks([])
                 axis.set_yticks([])
                 if head < len(weights):
-                    axis.imshow(weights[head].numpy(), cmap="viridis", vmin=0, vmax=1, aspect="auto")
+                    axis.imshow(weights[head].numpy(), cmap="viridis", vmin=0, aspect="auto")
                     axis.set_xlabel(f"head {head}", fontsize=6)
                 else:
                     axis.axis("off")

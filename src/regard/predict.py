@@ -93,14 +93,16 @@ class Predictor:
         that written answers must begin with; `budget` is how many source tokens are worked on at once; errors count
         texts from `first`; `tell` hears of every token that is written (see decode.py), while there is one text."""
         settings = settings or self.config.decode
-        if best < 1 or isinstance(texts, str):
+        if best < 1 or isinstance(texts, str) or isinstance(prefixes, str):
             raise InputError(
-                "predict wants several texts and at least one answer to each; call it with one text alone."
+                "predict wants several texts, a prefix for each if any, and at least one answer; call it with one text."
             )
         sources = [self.encode(text, f"text {number}") for number, text in enumerate(texts, first)]
         prefixes = prefixes or [""] * len(sources)
         if len(prefixes) != len(sources):
             raise InputError(f"{len(prefixes)} prefixes came for {len(sources)} texts; each text needs its own.")
+        if any(prefixes) and isinstance(self.model, TextEncoder):
+            raise InputError("this model does not write its answers: they cannot begin with a prefix.")
         begins = [self.beginning(*pair) for pair in zip(sources, prefixes, strict=True)]
         if max(map(len, begins), default=0) > self.config.text.max_length:
             raise InputError(f"a prefix has more than {self.config.text.max_length:,} tokens (text.max_length).")
@@ -144,7 +146,7 @@ class Predictor:
         """The answer to one text that is written without beams, piece by piece as it comes, never half a character."""
         settings = settings or self.config.decode
         if isinstance(self.model, TextEncoder):
-            raise InputError("this model chooses its answers, it does not write them: there is nothing to stream.")
+            raise InputError("this model does not write: there is nothing to stream.")
         news: queue.Queue[int | None] = queue.Queue()
         prompt = self.encode(text).ids if isinstance(self.model, Language) else []
 
@@ -177,6 +179,8 @@ class Predictor:
     def encode(self, text: str, where: str = "the text") -> Framed:
         """A text to predict as the model reads it; nothing for white space; too long is cut by setting, else an
         error. A prompt that is cut leaves half of the context to what is written."""
+        if not isinstance(text, str):
+            raise InputError(f"{where} is {type(text).__name__}, expected str.")
         if not text.strip():
             return Framed(text, [], [], 0)
         if isinstance(self.model, Reader) and not text.partition("\t")[2].strip():
@@ -263,13 +267,14 @@ class Predictor:
                 likely = [token for token in tokens if token.logprob > math.log(0.5)]
                 separator = self.config.text.target.separator if self.config.text.target else ""
                 text = separator.join(token.text for token in likely)
-                out.append([Output(text, sum(token.logprob for token in likely), tokens)])
+                whole = float(torch.maximum(row, 1 - row).log().sum())  # these labels, and none of the others
+                out.append([Output(text, whole, tokens)])
             else:
                 out.append([Output(token.text, token.logprob, [token]) for token in tokens[:best]])
         return out
 
-    def pointed(self, sources: Sequence[Framed], best: int, longest: int = 30) -> list[list[Output]]:
-        """Parts of the context, likeliest first, of at most `longest` tokens."""
+    def pointed(self, sources: Sequence[Framed], best: int) -> list[list[Output]]:
+        """Parts of the context, likeliest first, of at most `model.longest` tokens."""
         assert isinstance(self.model, Reader)
         ids, lengths = self.tensors(sources)
         with torch.inference_mode():
@@ -277,7 +282,7 @@ class Predictor:
         out = []
         for source, (starts, ends) in zip(sources, logits, strict=True):
             totals = starts[:, None] + ends
-            allowed = torch.ones_like(totals, dtype=torch.bool).triu().tril(longest - 1)
+            allowed = torch.ones_like(totals, dtype=torch.bool).triu().tril(self.model.longest - 1)
             most = min(4 * best + 8, totals.numel())  # some differ in white space alone
             scores, places = totals.masked_fill(~allowed, -torch.inf).flatten().topk(most)
             found: dict[Any, Output] = {}
@@ -325,7 +330,10 @@ def load(run: str | Path, changes: Iterable[str] = (), device: str = "auto") -> 
     folder = Path(run)
     config = changed(load_config(folder), changes)
     if (folder / "model.bin").exists():
-        raise RunError(f"{folder} is a CTranslate2 model: use it with --engine ctranslate2.")
+        raise RunError(
+            f"{folder} is a CTranslate2 model, for `predict` and `serve` with --engine ctranslate2. All else needs the "
+            "run that it was exported from."
+        )
     source, target = load_vocabularies(folder)
     model = build(config, source.size, target.size if target else None)
     path = folder / "model.safetensors"

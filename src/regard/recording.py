@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attention import Attention, Memory
+from regard.errors import InputError
 from regard.models import State
 
 Seen = Callable[[str, Attention, Tensor, Memory, Tensor | None], None]
@@ -72,13 +73,23 @@ class Maps(dict[str, Tensor]):
     def of(self, source: Sequence[int], tokens: Sequence[int]) -> dict[str, Tensor]:
         """The maps (heads, query, key) that led to one output of decoding: the ids of its source, and of the output
         without <bos> and <eos>. The last query is the one that gave <eos>."""
+        if tuple(source) not in self.sources:
+            raise InputError("nothing was decoded from this source while it was recorded.")
         number = self.sources[tuple(source)]
-        first = next(key[1] for key in self.steps if key[0] == number)  # <bos>
+        first = next(key[1] for key in self.steps if key[0] == number)  # <bos>, or a prompt's last token
         rows = [self.steps[number, first, *tokens[:length]] for length in range(len(tokens) + 1)]
         found = dict(self.encoded[number])
-        for name, last in rows[-1].items():
-            longest = last.shape[-1] if "self" in name else len(source)
-            parts = [row[name][..., :longest] for row in rows]
+        for name in rows[-1]:
+            parts = [row[name] for row in rows]
+            if "self" in name:  # a row more is a key more; a prompt was read before
+                prompt = [found[name]] if name in found else []
+                ends = [sum(part.shape[-1] for part in prompt) + count for count in range(1, len(rows) + 1)]
+                pairs = zip(parts, ends, strict=True)
+                parts = [*prompt, *(F.pad(part[..., -end:], (max(0, end - part.shape[-1]), 0)) for part, end in pairs)]
+                longest = ends[-1]
+            else:
+                longest = len(source)
+                parts = [part[..., :longest] for part in parts]
             found[name] = torch.cat([F.pad(part, (0, longest - part.shape[-1])) for part in parts], dim=-2)
         return found
 
@@ -111,7 +122,10 @@ def followed(model: Any, maps: Maps) -> Iterator[None]:
         encoded, numbers = maps.taken(), []
         for row, length in enumerate(lengths.tolist()):
             number = maps.sources.setdefault(tuple(source[row, :length].tolist()), len(maps.sources))
-            maps.encoded[number] = {name: part[row, :, :length, :length] for name, part in encoded.items()}
+            read = (
+                slice(length) if state.first is None else slice(source.shape[1] - length, None)
+            )  # prompts end in line
+            maps.encoded[number] = {name: part[row, :, read, read] for name, part in encoded.items()}
             numbers.append(number)
         trail = Trail(torch.tensor(numbers, device=source.device), source[:, :0])
         return State(state.source, (state.past, trail), state.first)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from regard.batch import Batch, Pair, encode, epoch, joined, padding_share, updates, windows
+from regard.batch import Batch, Pair, answerable, encode, epoch, joined, padding_share, updates, windows
 from regard.checkpoint import (
     create,
     fill,
@@ -20,7 +20,7 @@ from regard.checkpoint import (
     save_weights,
 )
 from regard.config import BlockConfig, ClassifierConfig, Config, EncoderConfig, FileData, LanguageConfig, ReaderConfig
-from regard.data import Splits, read_files, remedy
+from regard.data import Splits, fingerprint, read_files, remedy
 from regard.device import choose, keep_memory, precision
 from regard.encoders import LABELS, Classifier
 from regard.errors import ConfigError, DataError, RunError
@@ -76,11 +76,18 @@ class Prepared(NamedTuple):
         }
 
 
-def read_splits(config: Config) -> Splits:
-    """The examples of a configuration, from files or from a generator."""
-    if isinstance(config.data, FileData):
-        return read_files(config.data, isinstance(config.model, ClassifierConfig) and config.model.multiple)
-    return generate(config.data, config.train.seed)
+def read_splits(config: Config, only: str | None = None) -> Splits:
+    """The examples of a configuration, from files or from a generator; where `only` one split is wanted that has files
+    of its own, no others are read."""
+    data = config.data
+    if not isinstance(data, FileData):
+        return generate(data, config.train.seed)
+    if only in ("valid", "test") and getattr(data, only):
+        others = {name: () for name in ("train", "valid", "test") if name != only}
+        data = data.model_copy(update={**others, "cut_valid": 0, "cut_test": 0})
+    found = read_files(data, isinstance(config.model, ClassifierConfig) and config.model.multiple)
+    train, valid, test = (answerable(getattr(found, n), ledger, config.model) for n, ledger in found.ledgers.items())
+    return Splits(train, valid, test, found.ledgers)
 
 
 def vocabularies(config: Config, splits: Splits) -> tuple[Vocabulary, Vocabulary | None]:
@@ -171,12 +178,28 @@ def doubts(prepared: Prepared) -> list[str]:
     return found
 
 
-def fresh(config: Config, run: Path) -> Prepared:
+def fresh(config: Config, run: str | Path) -> Prepared:
     """Make a new run directory, ready to be trained."""
     prepared = validated(prepare(config))
+    build_model(prepared)  # what cannot be built leaves no directory behind
     ledgers = {name: ledger.tree() for name, ledger in prepared.splits.ledgers.items()}
-    create(run, prepared.config, prepared.source, prepared.target, ledgers)
+    facts = {**ledgers, "fingerprint": learned_from(prepared.splits)}
+    create(Path(run), prepared.config, prepared.source, prepared.target, facts)
     return prepared
+
+
+def learned_from(splits: Splits) -> str:
+    """A fingerprint of the training examples."""
+    return fingerprint("\n".join(f"{example.source}\t{example.target}" for example in splits.train))
+
+
+def same_data(run: Path, splits: Splits) -> bool:
+    """Whether a run began with these training examples, as far as it says."""
+    try:
+        known = json.loads((run / "data.json").read_bytes()).get("fingerprint")
+    except (OSError, ValueError, AttributeError):
+        return True
+    return known is None or known == learned_from(splits)
 
 
 def validated(prepared: Prepared) -> Prepared:
@@ -196,7 +219,9 @@ def build_model(prepared: Prepared, *, resumed: bool = False) -> AnyModel:
     model = build(prepared.config, prepared.source.size, prepared.target.size if prepared.target else None)
     for side, vocabulary in (("source", prepared.source), ("target", prepared.target or prepared.source)):
         path = getattr(config, f"{side}_vectors", None)
-        if path:
+        if path and resumed:
+            getattr(model, f"{side}_embedding").weight.requires_grad_(not config.freeze_vectors)
+        elif path:
             table = getattr(model, f"{side}_embedding")
             load_vectors(table, path, vocabulary.find, freeze=config.freeze_vectors)
     pretrained = pretrained_run(prepared.config)
@@ -207,7 +232,7 @@ def build_model(prepared: Prepared, *, resumed: bool = False) -> AnyModel:
 
 def fit(
     prepared: Prepared,
-    run: Path,
+    run: str | Path,
     report: Callable[[Event], None],
     *,
     device: str = "auto",
@@ -215,7 +240,7 @@ def fit(
 ) -> Progress:
     """Train a run, from its start or from its last saved state."""
     keep_memory()
-    config = prepared.config
+    run, config = Path(run), prepared.config
     place = choose(device)
     saved = load_state(run)
     model = build_model(prepared, resumed=saved is not None).to(place)
@@ -247,8 +272,8 @@ def fit(
         precision=precision(place, config.train.precision),
         stop=stop,
     )
-    if isinstance(model, Classifier) and not model.multiple and not stop():
-        calibrate(run, prepared, model)
+    if isinstance(model, Classifier) and not stop():
+        calibrate(run, prepared, model, progress.best_step)
     return progress
 
 
@@ -260,9 +285,9 @@ def spread(examples: list[Example], count: int, group: bool) -> list[Example]:
     return [examples[number * len(examples) // count] for number in range(count)]
 
 
-def calibrate(run: Path, prepared: Prepared, model: Classifier) -> None:
-    """Fit the temperature of a run's best weights to its validation data, and keep it with them (Guo 2017): accuracy
-    stays as it is, probabilities become honest."""
+def calibrate(run: Path, prepared: Prepared, model: Classifier, step: int) -> None:
+    """Fit the temperature of a run's best weights, which are of some step, to its validation data, and keep it with
+    them (Guo 2017): accuracy stays as it is, probabilities become honest."""
     path = run / "model.safetensors"
     if not path.exists() or not prepared.splits.valid:
         return
@@ -270,12 +295,19 @@ def calibrate(run: Path, prepared: Prepared, model: Classifier) -> None:
     fill(model, tensors | {"temperature": torch.ones(())}, path)
     predictor = Predictor(model, prepared.config, prepared.source, prepared.target)
     tensors["temperature"] = torch.tensor(temperature(predictor, prepared.splits.valid))
-    save_weights(path, tensors, prepared.config.train.steps)
+    save_weights(path, tensors, step)
 
 
-def resumed(run: Path) -> Prepared:
+def resumed(run: str | Path) -> Prepared:
     """A run that was stopped, ready to go on."""
-    return validated(prepare(load_config(run), run))
+    run = Path(run)
+    prepared = validated(prepare(load_config(run), run))
+    if not same_data(run, prepared.splits):
+        raise DataError(
+            f"the training data is not what {run} began with: its files have changed, so this would not be the same "
+            "run. Put them back, or start another."
+        )
+    return prepared
 
 
 def forget_after(path: Path, step: int) -> None:

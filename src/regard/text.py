@@ -47,6 +47,9 @@ class Vocabulary:
         if settings.kind == "word":  # a word that spells a special token, once normalized, must not take its place
             normal = tokenizer.normalizer.normalize_str
             lines = [" ".join(word for word in normal(clean(line)).split() if word not in SPECIAL) for line in lines]
+        if settings.kind == "label":
+            lines = [clean(line) for line in lines]
+            refuse_special(set(lines), tokenizer)
         try:
             tokenizer.train_from_iterator((clean(line) for line in lines), trainer)
         except Exception as error:  # the library raises plain Exception, as when a vocabulary cannot hold all bytes
@@ -143,6 +146,18 @@ def clean(text: str) -> str:
     if text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text):
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def refuse_special(lines: Iterable[str], tokenizer: Tokenizer) -> None:
+    """Refuse a label that spells a special token, once normalized: it would take its place."""
+    for line in lines:
+        text, split = tokenizer.normalizer.normalize_str(line), tokenizer.pre_tokenizer
+        for label in [part for part, _ in split.pre_tokenize_str(text)] if split else [text]:
+            if label in SPECIAL:
+                raise DataError(
+                    f"the training data has the label {label!r}, but {' '.join(SPECIAL)} have a meaning of their own: "
+                    "give it another name."
+                )
 
 
 def settled(text: str, composed: bool) -> int:

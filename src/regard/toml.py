@@ -114,7 +114,8 @@ def complaint(problem: Any) -> str:
             return f"{name}.kind is {problem['ctx']['tag']!r}, expected one of {problem['ctx']['expected_tags']}."
         case "value_error":
             return f"{name}{': ' if name else ''}{problem['ctx']['error']}."
-    return f"setting {name} is {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}."
+    words = f"{problem['msg'][0].lower()}{problem['msg'][1:]}".replace("valid tuple", 'list, as ["a", "b"]')
+    return f"setting {name} is {problem['input']!r}: {words}."
 
 
 def place_of(location: tuple[Any, ...]) -> tuple[list[str], list[str], list[type[BaseModel]]]:
