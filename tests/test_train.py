@@ -17,12 +17,12 @@ from conftest import TINY, tiny, train_tiny
 from regard.batch import Pair, collate, epoch, updates
 from regard.checkpoint import load_state, load_tensors
 from regard.config import TrainConfig
-from regard.errors import ConfigError, DataError, TrainError
+from regard.errors import ConfigError, DataError, RunError, TrainError
 from regard.files import Example
 from regard.predict import load
 from regard.run import build_model, fit, fresh, prepare, resumed, spread
 from regard.toml import changed, read
-from regard.train import Event, learn, optimizer_of, rate, train
+from regard.train import Event, append, learn, optimizer_of, rate, train
 
 VARIANTS = {
     "rnn": ("model.layers=2",),
@@ -329,3 +329,8 @@ def test_a_language_model_needs_its_share(tmp_path):
 def test_settings_out_of_range(change):
     with pytest.raises(ConfigError, match=re.escape(change.partition("=")[0].rpartition(".")[2])):
         tiny(change)
+
+
+def test_a_log_that_cannot_be_written_is_said(tmp_path):
+    with pytest.raises(RunError, match=r"cannot be written: .* The last saved state is whole; make room and resume"):
+        append(tmp_path, Event("step", 1, {}))

@@ -83,13 +83,14 @@ class Training:
     ) -> None:
         self.progress.stop()
         if self.board:
-            self.board.close()
+            with contextlib.suppress(OSError):
+                self.board.close()
 
     def say(self, text: str) -> None:
         """A line to the terminal and to the log."""
         err.print(text, markup=False, soft_wrap=True)
         if self.run is not None and self.run.is_dir():
-            with (self.run / "log.txt").open("a", encoding="utf-8") as file:
+            with contextlib.suppress(OSError), (self.run / "log.txt").open("a", encoding="utf-8") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def __call__(self, event: Event) -> None:
@@ -127,9 +128,9 @@ class Training:
             self.plot("train", event)
 
     def plot(self, group: str, event: Event) -> None:
-        """Scalars for TensorBoard."""
-        if self.board:
-            for name, value in event.values.items():
+        """Scalars for TensorBoard, as long as there is room for them."""
+        with contextlib.suppress(OSError):
+            for name, value in event.values.items() if self.board else ():
                 self.board.add_scalar(f"{group}/{name}", value, event.step)
 
 
@@ -139,9 +140,10 @@ def board(run: Path | None) -> Any:
         return None
     try:
         from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
+
+        return SummaryWriter(str(run / "board"))
+    except (ImportError, OSError):
         return None
-    return SummaryWriter(str(run / "board"))
 
 
 def show_evaluation(found: Evaluation) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.batch import Batch
 from regard.checkpoint import Tensors, average, fill, load_state, save_state, save_weights, weights
 from regard.config import TrainConfig
-from regard.errors import TrainError
+from regard.errors import RunError, TrainError
 from regard.loss import Loss, Trainable
 
 Score = dict[str, float]
@@ -239,5 +239,10 @@ def resume(model: Trainable, optimizer: torch.optim.Optimizer, run: Path) -> Pro
 
 def append(path: Path, event: Event) -> None:
     """Add an event to a JSON-lines file."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"kind": event.kind, "step": event.step, **event.values}) + "\n")
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"kind": event.kind, "step": event.step, **event.values}) + "\n")
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be written: {error.strerror}. The last saved state is whole; make room and resume."
+        ) from error
