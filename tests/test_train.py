@@ -200,10 +200,15 @@ def test_frozen_vectors_stay(tmp_path):
     vectors.write_text("".join(f"{letter} {' '.join(['0.5'] * 8)}\n" for letter in "abc"))
     run = tmp_path / "run"
     changes = (f"model.source_vectors={vectors}", "model.freeze_vectors=true")
-    train_tiny(run, *changes)
+    events = []
+    train_tiny(run, *changes, report=events.append)
     predictor = load(run)
     rows = [predictor.source.find(letter) for letter in "abc"]
     assert torch.equal(predictor.model.source_embedding.weight[rows], torch.full((3, 8), 0.5))
+    said = f"3 of the {predictor.source.size} source entries have a vector in {vectors}"
+    assert [event.values["text"] for event in events if event.kind == "note"] == [said]
+    vectors.unlink()  # resuming needs it no more
+    assert not build_model(resumed(run), resumed=True).source_embedding.weight.requires_grad
 
 
 COMMAND = (sys.executable, "-m", "regard.cli")

@@ -239,7 +239,7 @@ class EmbeddedConfig(Settings):
     """A text file of word vectors (as word2vec, GloVe and fastText ship them) for the source embedding."""
     target_vectors: str | None = None
     freeze_vectors: bool = False
-    """Keep loaded embeddings as they are."""
+    """Keep an embedding that was loaded as it is, the random vectors of words that the file lacks among it."""
 
 
 class RNNConfig(EmbeddedConfig):

@@ -98,6 +98,8 @@ class Training:
         match event.kind:
             case "step":
                 self.step(event)
+            case "note":
+                self.say(event.values["text"])
             case "sample":
                 self.say(f"  {event.values['source']} -> {event.values['output']} (wanted {event.values['wanted']})")
             case "validation":

@@ -3,7 +3,6 @@
 One form for all of them (docs/maps.md). Nothing is averaged before it is shown.
 """
 
-import base64
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -21,13 +20,31 @@ from regard.config import DecodeConfig
 from regard.encoders import LABELS, Classifier, Reader, TextEncoder
 from regard.errors import InputError
 from regard.guard import judged
-from regard.maps import LARGEST, Map, Piece, described, packing, page, pieces, read, rounded, sentences, shown, word_at
+from regard.maps import (
+    LARGEST,
+    Asked,
+    Map,
+    Piece,
+    described,
+    packing,
+    page,
+    pieces,
+    read,
+    rounded,
+    sentences,
+    shown,
+    times,
+    vectored,
+    word_at,
+)
 from regard.models import Language
 from regard.picture import save_grid, save_map
 from regard.position import linear_bias
 from regard.predict import Output, Predictor
 from regard.recording import record, watch
 from regard.text import BOS, EOS, SPECIAL, clean
+
+QUESTION = Piece("question", 0, 0)
 
 
 class Calculation(NamedTuple):
@@ -41,16 +58,6 @@ class Calculation(NamedTuple):
     seen: Tensor  # (key,) whether it may look there
     weights: Tensor  # (key,) softmax over what it sees
     context: Tensor  # (size,) the sum of weights times values
-
-
-class Asked(NamedTuple):
-    """What one attention was given."""
-
-    attention: Attention
-    queries: Tensor  # (heads, query, size)
-    keys: Tensor  # (heads, key, size)
-    values: Tensor  # (heads, key, size)
-    seen: Tensor  # (query, key) whether it may look there
 
 
 @dataclass(frozen=True)
@@ -361,36 +368,3 @@ def agreed(there: Look, back: Look) -> list[tuple[str, str]]:
     other = {(source, answer) for answer, source in back.words()}
     words = there.answer.text.split(), there.text.split()
     return [(words[0][answer], words[1][source]) for answer, source in forth if (answer, source) in other]
-
-
-# --- parts -----------------------------------------------------------------------------------------------------------
-
-
-QUESTION = Piece("question", 0, 0)
-
-
-def times(name: str, uses: int) -> list[str]:
-    """The names of one attention's maps: an encoder's block that was used several times has as many."""
-    return [name] if uses == 1 or not name.startswith("encoder.") else [f"{name}#{layer}" for layer in range(uses)]
-
-
-def vectored(asked: Asked, causal: bool) -> dict[str, Any]:
-    """The vectors behind a map, float32 in base64."""
-
-    def coded(tensor: Tensor) -> str:
-        return base64.b64encode(tensor.detach().float().contiguous().numpy().tobytes()).decode()
-
-    attention = asked.attention
-    additive = isinstance(attention.score, Additive)
-    slopes = linear_bias(attention.heads, torch.ones(1, 1))[:, 0, 0].tolist() if attention.order == "linear" else None
-    return {
-        "score": "additive" if additive else "dot" if attention.score is dot else "scaled dot",
-        "size": asked.queries.shape[-1],
-        "slopes": slopes,
-        "causal": causal,
-        "hidden": (~asked.seen.any(0)).nonzero().flatten().tolist(),
-        "vector": coded(attention.score.vector) if isinstance(attention.score, Additive) else None,
-        "queries": coded(asked.queries),
-        "keys": coded(asked.keys),
-        "values": coded(asked.values),
-    }

@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.attention import Additive, Attention, dot
 from regard.batch import Framed
+from regard.position import linear_bias
 from regard.text import EOS, SPECIAL, UNK, Vocabulary
 
 LARGEST = 48
@@ -106,6 +108,21 @@ def described(name: str, weights: Tensor) -> Map:
     return Map(name, kind, "encoder" if parts[0] == "encoder" else "decoder", layer, weights)
 
 
+class Asked(NamedTuple):
+    """What one attention was given."""
+
+    attention: Attention
+    queries: Tensor  # (heads, query, size)
+    keys: Tensor  # (heads, key, size)
+    values: Tensor  # (heads, key, size)
+    seen: Tensor  # (query, key) whether it may look there
+
+
+def times(name: str, uses: int) -> list[str]:
+    """The names of one attention's maps: an encoder's block that was used several times has as many."""
+    return [name] if uses == 1 or not name.startswith("encoder.") else [f"{name}#{layer}" for layer in range(uses)]
+
+
 def rounded(values: Iterable[float], digits: int = 4) -> list[float]:
     """Numbers with as many digits as anybody reads."""
     return [round(value, digits) for value in values]
@@ -121,6 +138,28 @@ def packing(weights: Tensor, whole: bool) -> dict[str, Any]:
         weights, pooled = F.adaptive_max_pool2d(weights, small), list(small)
     bytes_ = (weights * 255).round().clamp(0, 255).to(torch.uint8)
     return {"packed": [base64.b64encode(head.numpy().tobytes()).decode() for head in bytes_], "pooled": pooled}
+
+
+def vectored(asked: Asked, causal: bool) -> dict[str, Any]:
+    """The vectors behind a map, float32 in base64."""
+
+    def coded(tensor: Tensor) -> str:
+        return base64.b64encode(tensor.detach().float().contiguous().numpy().tobytes()).decode()
+
+    attention = asked.attention
+    additive = isinstance(attention.score, Additive)
+    slopes = linear_bias(attention.heads, torch.ones(1, 1))[:, 0, 0].tolist() if attention.order == "linear" else None
+    return {
+        "score": "additive" if additive else "dot" if attention.score is dot else "scaled dot",
+        "size": asked.queries.shape[-1],
+        "slopes": slopes,
+        "causal": causal,
+        "hidden": (~asked.seen.any(0)).nonzero().flatten().tolist(),
+        "vector": coded(attention.score.vector) if isinstance(attention.score, Additive) else None,
+        "queries": coded(asked.queries),
+        "keys": coded(asked.keys),
+        "values": coded(asked.values),
+    }
 
 
 def page(tree: dict[str, Any]) -> str:

@@ -212,7 +212,9 @@ def validated(prepared: Prepared) -> Prepared:
     return prepared
 
 
-def build_model(prepared: Prepared, *, resumed: bool = False) -> AnyModel:
+def build_model(
+    prepared: Prepared, *, resumed: bool = False, say: Callable[[str], None] = lambda text: None
+) -> AnyModel:
     """The model with its first weights; embeddings come from vector files and encoders from other runs, by setting. One
     that is resumed gets its weights later."""
     config = prepared.config.model
@@ -223,7 +225,8 @@ def build_model(prepared: Prepared, *, resumed: bool = False) -> AnyModel:
             getattr(model, f"{side}_embedding").weight.requires_grad_(not config.freeze_vectors)
         elif path:
             table = getattr(model, f"{side}_embedding")
-            load_vectors(table, path, vocabulary.find, freeze=config.freeze_vectors)
+            filled = load_vectors(table, path, vocabulary.find, freeze=config.freeze_vectors)
+            say(f"{filled:,} of the {vocabulary.size:,} {side} entries have a vector in {path}")
     pretrained = pretrained_run(prepared.config)
     if pretrained and not resumed:
         begin_with(model, pretrained)
@@ -243,7 +246,11 @@ def fit(
     run, config = Path(run), prepared.config
     place = choose(device)
     saved = load_state(run)
-    model = build_model(prepared, resumed=saved is not None).to(place)
+
+    def say(text: str) -> None:
+        report(Event("note", 0, {"text": text}))
+
+    model = build_model(prepared, resumed=saved is not None, say=say).to(place)
     forget_after(run / "metrics.jsonl", saved[1]["step"] if saved else 0)
     examples = spread(prepared.splits.valid, config.train.validate_examples, config.evaluate.group)
     settings = config.evaluate

@@ -30,7 +30,7 @@ class Event:
     """What the trainer reports."""
 
     kind: str
-    """"step", "validation", "saved", "stopped" or "done"."""
+    """"step", "validation", "saved", "stopped", "done"; of a run also "sample" and "note"."""
     step: int
     values: dict[str, Any]
 
