@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -269,7 +270,7 @@ def windows(stream: Sequence[int], width: int, config: TrainConfig, start: int) 
     """Endless updates over one long text, from update `start` on: each row of a batch goes on where that of the batch
     before ended, `width` tokens at a time, so an epoch reads every token once. Where the rows begin is drawn anew
     for every epoch; all of it is a pure function of the seed and the update's number."""
-    text = torch.tensor(stream)
+    text = torch.from_numpy(numpy.array(stream))  # several times as fast as torch.tensor
     width = min(width, len(text) - 1)
     rows = max(1, min(config.batch_tokens // width, (len(text) - 1) // width))
     length = len(text) // rows

@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from regard.batch import Batch
 from regard.text import PAD
 
+FEW = 2**18
+"""Logits that stay in the cache as a whole table."""
+
 
 class Loss(NamedTuple):
     """Sums over the wanted tokens, and how many there were."""
@@ -30,9 +33,14 @@ def cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, answer: Tensor, 
     """The loss of logits = hidden @ weight.T + bias against the answer.
 
     hidden (batch, target, size), weight (vocab, size), bias (vocab,), answer (batch, target) with PAD where nothing is
-    wanted. The logits are made and used a block of rows at a time (see `Blockwise`).
+    wanted. The logits are made and used a block of rows at a time (see `Blockwise`), unless they are few.
     """
     rows = answer.flatten()
+    if not smoothing and len(rows) * len(weight) <= FEW:
+        logits = F.linear(hidden.flatten(0, -2), weight.to(hidden.dtype), bias.to(hidden.dtype))
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        sum_ = F.cross_entropy(wide, rows, ignore_index=PAD, reduction="sum")
+        return Loss(sum_, sum_.detach(), int((rows != PAD).sum()))
     total, plain = Blockwise.apply(hidden.flatten(0, -2), weight, bias, rows, smoothing)  # type: ignore[no-untyped-call]
     return Loss(total, plain, int((rows != PAD).sum()))
 
