@@ -217,7 +217,7 @@ COMMAND = (sys.executable, "-m", "regard.cli")
 @pytest.mark.slow
 def test_a_killed_run_resumes_exactly(tmp_path):
     """SIGKILL at 20 random instants: no half-written run is ever loaded, and the end is the same bit for bit."""
-    changes = [*TINY, "train.steps=400", "train.validate_every=40", "train.save_every=5", "train.average=3"]
+    changes = [*TINY, "train.steps=1500", "train.validate_every=150", "train.save_every=5", "train.average=3"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     config = changed(tiny(), [change for change in changes if change.startswith("train.")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
