@@ -34,6 +34,7 @@ def rival(inputs, answer, smoothing):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
 def test_the_loss_and_its_gradients_are_those_of_torch_in_blocks_of_any_size(smoothing, cells, monkeypatch):
     monkeypatch.setattr(Blockwise, "CELLS", cells)
+    monkeypatch.setattr("regard.loss.FEW", 0)  # blocks, however few there are
     inputs, answer = drawn()
     found = cross_entropy(*inputs, answer, smoothing)
     assert_close(found.total, rival(inputs, answer, smoothing), **EXACT)
@@ -43,8 +44,18 @@ def test_the_loss_and_its_gradients_are_those_of_torch_in_blocks_of_any_size(smo
     assert_close(*slopes, **EXACT)
 
 
+def test_a_small_table_is_the_same_without_blocks():
+    inputs, answer = drawn()
+    found = cross_entropy(*inputs, answer)
+    assert_close((found.total, found.plain), (rival(inputs, answer, 0.0),) * 2, **EXACT)
+    slopes = [torch.autograd.grad(total, inputs) for total in (found.total, rival(inputs, answer, 0.0))]
+    assert_close(*slopes, **EXACT)
+
+
+@pytest.mark.parametrize("few", [0, 2**18])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_gradients_are_the_differences(smoothing):
+def test_gradients_are_the_differences(smoothing, few, monkeypatch):
+    monkeypatch.setattr("regard.loss.FEW", few)
     inputs, answer = drawn(2, 3, 2, 5)
     assert gradcheck(lambda *inputs: cross_entropy(*inputs, answer, smoothing).total, inputs)
 
