@@ -1,5 +1,6 @@
 """The server under load: 64 clients whose requests are batched against one client and no batching, then ten times as
-many requests at once as may wait.
+many requests at once as may wait. The one client has a server with one process and all threads, which is the fastest
+for one; the 64 have one with --workers processes.
 
 Clients, in a process of their own, send one sentence after the other over connections they keep. Without --run the
 model has the sizes of the multi30k recipe and random weights, and answers are about as long as their sources.
@@ -124,7 +125,7 @@ def load(port: int, clients: int, seconds: float) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def server(run: Path, options: argparse.Namespace, *changes: str) -> Iterator[tuple[int, int]]:
-    """A server in a process of its own: its port and its process id."""
+    """A server in processes of its own: its port and the id of the first."""
     own = [f"serve.max_queue={QUEUE}", "serve.port=0", "text.languages=['en', 'de']", *changes]
     own += [f"serve.threads={options.threads}"] if options.threads else []
     own += [f"decode.beam={options.beam}"] if options.beam else []
@@ -147,9 +148,10 @@ def loaded(port: int, clients: int, seconds: float) -> dict[str, Any]:
 
 
 def memory(process: int) -> float:
-    """Megabytes that a process holds (Linux)."""
-    lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+    """Megabytes that a process and its children hold, each its part of what they share (Linux)."""
+    family = [process, *map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())]
+    lines = [line for one in family for line in Path(f"/proc/{one}/smaps_rollup").read_text().splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
 def row(table: Table, name: str, clients: int, found: dict[str, Any], note: str = "") -> None:
@@ -165,10 +167,10 @@ def compared(run: Path, options: argparse.Namespace) -> None:
         loaded(port, 1, 1)
         alone = loaded(port, 1, options.seconds / 3)
     row(table, "one client, no batches", 1, alone)
-    with server(run, options) as (port, process):
+    with server(run, options, f"serve.workers={options.workers}") as (port, process):
         loaded(port, options.clients, 1)
         many = loaded(port, options.clients, options.seconds)
-        row(table, "batches", options.clients, many, f"{memory(process):,.0f}")
+        row(table, f"batches, {options.workers} processes", options.clients, many, f"{memory(process):,.0f}")
         for number in range(1, 4):
             flood = loaded(port, 10 * QUEUE, 0)
             row(table, f"all at once, {number}", 10 * QUEUE, flood, f"{memory(process):,.0f}")
@@ -184,6 +186,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--threads", type=int, help="of the model")
+    parser.add_argument("--workers", type=int, default=2, help="processes of the server that batches")
     parser.add_argument("--beam", type=int, help="hypotheses; by default as the run has it")
     parser.add_argument("--serve", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--load", type=int, help=argparse.SUPPRESS)
@@ -192,7 +195,7 @@ def main() -> None:
         from regard.serve import serve, server_settings
 
         settings, changes = server_settings(options.serve[1:])
-        serve([Path(options.serve[0])], settings, changes)
+        serve([Path(options.serve[0])], settings, changes, device="cpu")
     elif options.load:
         from regard.serve import allow_connections
 

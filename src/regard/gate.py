@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 import math
+import os
 import time
 from types import FrameType
 from typing import Any
@@ -203,12 +204,13 @@ def patient(seconds: float) -> type[H11Protocol]:
 
 class Server(uvicorn.Server):
     """Stops in two steps: on the first signal newcomers are refused, in words, while what was accepted goes on; a
-    little later it takes no more connections, and ends when the last answer is out. A second signal ends it at once."""
+    little later it takes no more connections, and ends when the last answer is out. A second signal ends it at once.
+    One that has a parent also ends when the parent does."""
 
     stop_at = math.inf
 
-    def __init__(self, app: Any, service: Service) -> None:
-        settings, self.service = service.settings, service
+    def __init__(self, app: Any, service: Service, parent: int | None = None) -> None:
+        settings, self.service, self.parent = service.settings, service, parent
         super().__init__(
             uvicorn.Config(
                 app,
@@ -227,4 +229,5 @@ class Server(uvicorn.Server):
         self.stop_at = time.monotonic() + self.service.settings.linger
 
     async def on_tick(self, counter: int) -> bool:
-        return await super().on_tick(counter) or time.monotonic() >= self.stop_at
+        orphan = self.parent is not None and os.getppid() != self.parent
+        return await super().on_tick(counter) or orphan or time.monotonic() >= self.stop_at

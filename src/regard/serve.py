@@ -1,8 +1,10 @@
 """The HTTP server: the page, its own API, and LibreTranslate's, over the runs it was given (docs/serve.md)."""
 
 import contextlib
+import gc
 import html
 import math
+import os
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import ValidationError
 
+from regard.device import choose
 from regard.encoders import Classifier, Reader
 from regard.errors import ConfigError, RegardError
 from regard.fast import load
@@ -27,7 +30,7 @@ try:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from regard import completions, libre
+    from regard import completions, libre, workers
     from regard.gate import Gate, Server, problem
     from regard.guard import Answer
     from regard.schema import (
@@ -151,7 +154,7 @@ def own_routes(service: Service, guarded: Sequence[Any]) -> APIRouter:
     @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Counts for Prometheus."""
-        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(service.metrics.counted()), media_type=CONTENT_TYPE_LATEST)
 
     return router
 
@@ -319,20 +322,25 @@ def serve(
     """Serve runs until SIGTERM or Ctrl-C; what was accepted by then is finished first."""
     if not runs:
         raise ConfigError("give at least one run to serve, as in `regard serve runs/n`.")
-    threads = settings.threads or torch.get_num_threads()
+    workers.check(settings.workers, str(choose(device)), engine)
+    threads = settings.threads or max(1, torch.get_num_threads() // settings.workers)
     torch.set_num_threads(1)  # here; a second team of threads beside the model's would slow it to a third
-    app = application(opened(runs, changes, device, engine, threads), settings.model_copy(update={"threads": threads}))
+    predictors = opened(runs, changes, device, engine, threads)
+    settings = settings.model_copy(update={"threads": threads})
+    gc.freeze()  # what is there now stays: collections need not look at it, nor touch memory that processes share
     allow_connections()
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    try:
-        listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
-    except OSError as error:
-        raise ConfigError(
-            f"{settings.host} port {settings.port} cannot be listened on: {error.strerror}. Change --host or --port."
-        ) from error
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited by connections: no wait of 40 ms
-    service: Service = app.state.service
-    host = f"[{settings.host}]" if family == socket.AF_INET6 else settings.host
-    names = ", ".join(service.predictors)
-    print(f"serving {names} at http://{host}:{listener.getsockname()[1]} (API: /docs). Ctrl-C stops.", flush=True)
-    Server(app, service).run(sockets=[listener])
+    sockets = workers.listeners(settings.host, settings.port, settings.workers)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    names, parent = ", ".join(predictors), os.getpid()
+    print(f"serving {names} at http://{host}:{sockets[0].getsockname()[1]} (API: /docs). Ctrl-C stops.", flush=True)
+
+    def work(listener: socket.socket) -> None:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited by connections: no wait of 40 ms
+        app = application(predictors, settings)
+        Server(app, app.state.service, parent if settings.workers > 1 else None).run(sockets=[listener])
+
+    if settings.workers == 1:
+        work(sockets[0])
+        return
+    with workers.counted_together():
+        workers.supervise(sockets, work)

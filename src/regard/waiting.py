@@ -6,14 +6,15 @@ long one begins beside it: batches take turns, some milliseconds each.
 """
 
 import asyncio
+import os
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, NamedTuple
 
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.multiprocess import MultiProcessCollector
 from pydantic import Field, field_validator
 
 from regard.config import Count, Settings
@@ -51,7 +52,9 @@ class ServeSettings(Settings):
     wait_ms: Annotated[float, Field(ge=0)] = 2.0
     """A batch is closed when nobody has joined it for so long."""
     threads: Count | None = None
-    """Of the model; None: as torch chooses."""
+    """Of the model, in each process; None: as torch chooses, dealt out to the processes."""
+    workers: Count = 1
+    """Processes that answer (Linux, CPU). Two with a thread each do more on two cores than one with two."""
     retry: bool = False
     """Whether an answer that the guard flags is decoded again without repeats."""
 
@@ -83,9 +86,18 @@ class Metrics:
         self.requests = Counter("regard_requests", "Requests answered.", ["route", "status"], registry=here)
         self.seconds = Histogram("regard_request_seconds", "From request to answer.", ["route"], registry=here)
         self.batch = Histogram("regard_batch_texts", "Texts decoded together.", registry=here, buckets=sizes)
-        self.waiting = Gauge("regard_waiting_texts", "Texts in the queue.", registry=here)
+        mode: Any = "livesum"
+        self.waiting = Gauge("regard_waiting_texts", "Texts in the queue.", registry=here, multiprocess_mode=mode)
         self.tokens = Counter("regard_tokens", "Tokens read and written.", ["side"], registry=here)
         self.flagged = Counter("regard_flagged_answers", "Answers that the guard flagged.", registry=here)
+
+    def counted(self) -> CollectorRegistry:
+        """What was counted here, and by the processes beside this one if there are any."""
+        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+            return self.registry
+        together = CollectorRegistry()
+        MultiProcessCollector(together)  # type: ignore[no-untyped-call]
+        return together
 
 
 # --- the queue -------------------------------------------------------------------------------------------------------
@@ -126,10 +138,9 @@ class Batcher:
 
     def __init__(self, settings: ServeSettings, metrics: Metrics) -> None:
         self.settings, self.metrics = settings, metrics
-        self.waiting: deque[Job] = deque()
+        self.waiting: tuple[Job, ...] = ()
         self.running: list[Batch] = []
         self.closing = False
-        metrics.waiting.set_function(lambda: len(self.waiting))
 
     async def __aenter__(self) -> "Batcher":
         threads = self.settings.threads or torch.get_num_threads()
@@ -150,7 +161,7 @@ class Batcher:
         self.admit(len(items))
         loop = asyncio.get_running_loop()
         jobs = [Job(key, work, item, loop.create_future()) for item in items]
-        self.waiting.extend(jobs)
+        self.queue([*self.waiting, *jobs])
         self.news.set()
         try:
             async with asyncio.timeout(self.settings.timeout):
@@ -164,7 +175,12 @@ class Batcher:
             for job in jobs:
                 job.future.cancel()
             if any(job.future.cancelled() for job in jobs):
-                self.waiting = deque(job for job in self.waiting if not job.future.done())
+                self.queue(job for job in self.waiting if not job.future.done())
+
+    def queue(self, jobs: Iterable[Job]) -> None:
+        """These wait from now on."""
+        self.waiting = tuple(jobs)
+        self.metrics.waiting.set(len(self.waiting))
 
     def admit(self, count: int) -> None:
         """Refuse what the queue cannot take."""
@@ -204,8 +220,7 @@ class Batcher:
     def first(self) -> Job | None:
         """The job that waited longest of those that may begin."""
         running = [batch.jobs[0].key for batch in self.running]
-        everybody = tuple(self.waiting)  # others may be joining
-        return next((job for job in everybody if running.count(job.key) < ALIKE), None)
+        return next((job for job in self.waiting if running.count(job.key) < ALIKE), None)
 
     async def gathered(self) -> None:
         """Wait as long as others join."""
@@ -218,11 +233,11 @@ class Batcher:
         """The first job and those that can be worked on with it, out of the queue."""
         first = self.first()
         batch: list[Job] = []
-        rest: deque[Job] = deque()
+        rest: list[Job] = []
         for job in self.waiting:
             fits = first is not None and job.key == first.key and len(batch) < self.settings.batch_items
             (batch if fits else rest).append(job)
-        self.waiting = rest
+        self.queue(rest)
         self.metrics.batch.observe(len(batch))
         return batch
 
@@ -261,7 +276,7 @@ class Batcher:
             settle(jobs[0].future, error)
             return
         left = [job._replace(key=object()) for job in jobs if not job.future.done()]
-        self.waiting.extendleft(reversed(left))
+        self.queue([*left, *self.waiting])
 
 
 def started(jobs: list[Job]) -> Steps:

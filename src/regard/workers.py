@@ -1,0 +1,112 @@
+"""Several processes that serve one address (`serve.workers`): while one batch waits between its steps, another works.
+
+The models are read once, before the processes part, so their weights are shared. The system deals the connections out,
+and each process has a queue of its own. What is counted is counted together, in files that all of them can read.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from types import FrameType
+
+from prometheus_client import values
+from prometheus_client.multiprocess import mark_process_dead
+
+from regard.errors import ConfigError
+
+REST = 1.0
+"""Seconds before a process that broke down is replaced, so that one that cannot live does not busy the machine."""
+
+
+def check(workers: int, device: str, engine: str) -> None:
+    """Refuse several processes where they cannot share an address or a model."""
+    if workers > 1 and sys.platform != "linux":
+        raise ConfigError(f"serve.workers={workers} needs Linux, which deals connections out. Leave it at 1.")
+    if workers > 1 and (device != "cpu" or engine != "regard"):
+        raise ConfigError(
+            f"serve.workers={workers} is for models that regard itself runs on the CPU, not {engine} on {device}. "
+            "Leave it at 1, or give --device cpu and --engine regard."
+        )
+
+
+def listeners(host: str, port: int, workers: int) -> list[socket.socket]:
+    """A socket for each process, all at one address; nobody else listens there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        found = socket.create_server((host, port), family=family, backlog=2048)
+        if workers == 1:
+            return [found]
+        port = found.getsockname()[1]  # is free: sockets that share a port would share it with a stranger, too
+        found.close()
+        return [
+            socket.create_server((host, port), family=family, backlog=2048, reuse_port=True) for _ in range(workers)
+        ]
+    except OSError as error:
+        raise ConfigError(
+            f"{host} port {port} cannot be listened on: {error.strerror}. Change --host or --port."
+        ) from error
+
+
+@contextlib.contextmanager
+def counted_together() -> Iterator[None]:
+    """Inside, what Prometheus's client counts goes to files that other processes can read."""
+    with tempfile.TemporaryDirectory(prefix="regard-metrics-") as folder:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+        own, values.ValueClass = values.ValueClass, values.MultiProcessValue()  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            values.ValueClass = own
+            del os.environ["PROMETHEUS_MULTIPROC_DIR"]
+
+
+def supervise(sockets: Sequence[socket.socket], work: Callable[[socket.socket], None]) -> None:
+    """Keep a process at work at each socket until SIGTERM or SIGINT, which they are handed; then wait for them."""
+    stopping = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal stopping
+        stopping = True
+        for process in working:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid or 0, number)
+
+    working = [started(work, one) for one in sockets]
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    while any(process.is_alive() for process in working):
+        wait([process.sentinel for process in working if process.is_alive()])
+        for place, process in enumerate(working):
+            if not process.is_alive() and not stopping:
+                mark_process_dead(process.pid or 0)  # type: ignore[no-untyped-call]
+                print(
+                    f"worker {process.pid} broke down (status {process.exitcode}); another takes its place.",
+                    file=sys.stderr,
+                )
+                time.sleep(REST)
+                working[place] = started(work, sockets[place])
+
+
+def started(work: Callable[[socket.socket], None], listener: socket.socket) -> BaseProcess:
+    """A copy of this process that works at a socket."""
+
+    def begin() -> None:
+        os.setpgrp()  # Ctrl-C reaches the parent, which passes it on
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        work(listener)
+
+    process = multiprocessing.get_context("fork").Process(target=begin)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the threads that torch and numpy keep do nothing by now
+        process.start()
+    return process

@@ -1,0 +1,120 @@
+"""Several processes behind one address: real ones, asked, killed and stopped."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from regard import workers
+from regard.errors import ConfigError
+from regard.serve import serve
+from regard.waiting import ServeSettings
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes share a port on Linux only")
+STARTED = """
+import sys
+from pathlib import Path
+from regard.serve import serve, server_settings
+changes = ["serve.port=0", "serve.workers=2", "serve.linger=0.1"]
+serve([Path(sys.argv[1])], server_settings(changes)[0], device="cpu")
+"""
+
+
+@pytest.fixture
+def served(tiny_run: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server with two workers: its process and its address."""
+    command = [sys.executable, "-c", STARTED, str(tiny_run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().split(" at ")[1].split()[0]
+        process.kill()
+
+
+def children(process: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def ended(process: int) -> bool:
+    return not Path(f"/proc/{process}").exists() or ") Z " in Path(f"/proc/{process}/stat").read_text()
+
+
+def until(what) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + 20
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def ask(url: str, times: int) -> set[str]:
+    """The answers to one text, asked over connections of their own."""
+    found = set()
+    for _ in range(times):
+        answer = httpx.post(f"{url}/v1/predict", json={"text": "abc"})
+        assert answer.status_code == 200
+        found.add(answer.text)
+    return found
+
+
+def test_answer_count_and_stop(served: tuple[subprocess.Popen[str], str]):
+    """Both answer, and alike; /metrics has what both counted, whoever is asked; SIGTERM ends all of them."""
+    process, url = served
+    answers = ask(url, 20)
+    assert len(answers) == 1
+    pattern = r'regard_requests_total\{route="/v1/predict",status="200"\} 20.0'
+    assert all(re.search(pattern, httpx.get(f"{url}/metrics").text) for _ in range(8))
+    assert "regard_waiting_texts 0.0" in httpx.get(f"{url}/metrics").text
+    working = children(process.pid)
+    assert len(working) == 2
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    until(lambda: all(map(ended, working)))
+
+
+def test_replace_the_dead(served: tuple[subprocess.Popen[str], str]):
+    """A worker that is killed is replaced, and what it had counted is not lost."""
+    process, url = served
+    before = ask(url, 10)
+    first, second = children(process.pid)
+    os.kill(first, signal.SIGKILL)
+    until(lambda: len(children(process.pid)) == 2 and first not in children(process.pid))
+    assert second in children(process.pid)
+    assert ask(url, 10) == before
+    assert 'status="200"} 20.0' in httpx.get(f"{url}/metrics").text
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+    assert process.stderr is not None
+    assert process.stderr.read() == f"worker {first} broke down (status -9); another takes its place.\n"
+
+
+def test_end_with_the_parent(served: tuple[subprocess.Popen[str], str]):
+    process, url = served
+    ask(url, 1)
+    working = children(process.pid)
+    process.kill()
+    until(lambda: all(map(ended, working)))
+
+
+def test_address_of_others(served: tuple[subprocess.Popen[str], str], tiny_run: Path):
+    """A port that several processes share is not shared with another server."""
+    port = int(served[1].rsplit(":", 1)[1])
+    with pytest.raises(ConfigError, match=rf"127.0.0.1 port {port} cannot be listened on: Address already in use"):
+        serve([tiny_run], ServeSettings(port=port, workers=2), device="cpu")
+
+
+def test_refuse_what_cannot_be_shared(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ConfigError, match=r"serve.workers=2 is for models .* not ctranslate2 on cpu\. Leave it at 1"):
+        workers.check(2, "cpu", "ctranslate2")
+    with pytest.raises(ConfigError, match=r"not regard on cuda"):
+        workers.check(2, "cuda", "regard")
+    workers.check(1, "cuda", "ctranslate2")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(ConfigError, match=r"serve.workers=3 needs Linux"):
+        workers.check(3, "cpu", "regard")
