@@ -22,7 +22,7 @@ from regard.files import Example
 from regard.predict import load
 from regard.run import build_model, fit, fresh, prepare, resumed, spread
 from regard.toml import changed, read
-from regard.train import Event, append, learn, optimizer_of, rate, train
+from regard.train import Event, append, awake, learn, optimizer_of, rate, train
 
 VARIANTS = {
     "rnn": ("model.layers=2",),
@@ -127,6 +127,39 @@ def test_adam_equals_the_formula():
     model.output.bias.grad = torch.full_like(before, 0.3)
     optimizer.step()
     torch.testing.assert_close(model.output.bias, before - 0.1, atol=1e-6, rtol=0)  # the first step is the rate
+
+
+def test_optimizers_are_torchs():
+    """Bit for bit, through a save and a load."""
+    grads = torch.randn(6, 3, 4)
+    for kind in (torch.optim.Adam, torch.optim.AdamW):
+        found = []
+        for one in (kind, awake(kind)):
+            weight = torch.nn.Parameter(torch.ones(3, 4))
+            optimizer = one([weight], lr=0.1, betas=(0.9, 0.98), weight_decay=0.1, fused=True)
+            for number, grad in enumerate(grads):
+                if number == 3:
+                    state = optimizer.state_dict()
+                    optimizer = one([weight], lr=0.1, betas=(0.9, 0.98), weight_decay=0.1, fused=True)
+                    optimizer.load_state_dict(state)
+                weight.grad = grad.clone()
+                optimizer.step()
+                optimizer.zero_grad()
+            found.append(weight.detach())
+        assert torch.equal(*found)
+
+
+def test_training_does_without_torchs_compiler(tmp_path):
+    """Its import takes a second, and comes with an optimizer of torch's own."""
+    program = f"""
+import sys
+from regard.run import fit, fresh
+from regard.toml import read
+prepared = fresh(read("reverse", {[*TINY, "train.steps=2", "train.validate_every=2"]!r}), {str(tmp_path / "run")!r})
+fit(prepared, {str(tmp_path / "run")!r}, lambda event: None, device="cpu")
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_loss_that_is_not_a_number_stops_with_advice(tmp_path):

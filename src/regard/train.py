@@ -4,6 +4,7 @@ Resuming is exact: the order of the data is a pure function of the step, and eve
 optimizer, random state, best score, checkpoints to average) is saved.
 """
 
+import inspect
 import json
 import math
 import time
@@ -66,9 +67,17 @@ def rate(step: int, config: TrainConfig) -> float:
 
 def optimizer_of(model: Trainable, config: TrainConfig) -> torch.optim.Optimizer:
     """Adam or AdamW over what is to be learned."""
-    kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+    kind = awake(torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW)
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return kind(learned, lr=config.rate, betas=config.betas, weight_decay=config.weight_decay, fused=True)
+
+
+def awake(kind: type[torch.optim.Adam]) -> type[torch.optim.Adam]:
+    """The same optimizer, but one that does not import torch's compiler, for a second, when it begins: torch wraps these
+    methods so that they are never compiled, and here nothing is."""
+    names = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    return type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(inspect.unwrap(kind.step))})
 
 
 def learn(model: Trainable, group: Sequence[Batch], config: TrainConfig, kind: torch.dtype) -> Loss:
