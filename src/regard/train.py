@@ -73,8 +73,8 @@ def optimizer_of(model: Trainable, config: TrainConfig) -> torch.optim.Optimizer
 
 
 def awake(kind: type[torch.optim.Adam]) -> type[torch.optim.Adam]:
-    """The same optimizer, but one that does not import torch's compiler, for a second, when it begins: torch wraps these
-    methods so that they are never compiled, and here nothing is."""
+    """The same optimizer, but one that does not import torch's compiler, for a second, when it begins: torch wraps
+    these methods so that they are never compiled, and here nothing is."""
     names = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
     return type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(inspect.unwrap(kind.step))})
