@@ -7,7 +7,8 @@ from oracles import exact as exact
 from torch.testing import assert_close
 
 from regard.batch import Pair, collate
-from regard.config import Config, ReverseData, Tokenization, TransformerConfig
+from regard.config import Config, Tokenization, TransformerConfig
+from regard.corpus import ReverseData
 from regard.models import Copying, State, build, followed
 
 pytestmark = pytest.mark.usefixtures("exact")

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from regard.config import JsonData, ParallelData, Sides, TableData
+from regard.corpus import JsonData, ParallelData, Sides, TableData
 from regard.data import Ledger, Splits, cut, read_files
 from regard.errors import DataError
 from regard.files import Example

@@ -8,7 +8,7 @@ import pytest
 from num2words import CONVERTER_CLASSES, num2words
 from pydantic import ValidationError
 
-from regard.config import DatesData, NumbersData, ReverseData
+from regard.corpus import DatesData, NumbersData, ReverseData
 from regard.errors import ConfigError
 from regard.generate import generate
 

@@ -13,7 +13,8 @@ from torch.testing import assert_close
 
 import regard
 from regard.batch import Batch, joined, windows
-from regard.config import Config, DecodeConfig, DocumentData, LanguageConfig, TextConfig, TrainConfig
+from regard.config import Config, DecodeConfig, LanguageConfig, TextConfig, TrainConfig
+from regard.corpus import DocumentData
 from regard.decode import decode
 from regard.errors import DataError, InputError
 from regard.models import State, build

@@ -9,7 +9,8 @@ from oracles import exact as exact
 from torch.testing import assert_close
 
 from regard.batch import Pair, collate
-from regard.config import Config, DecodeConfig, ReverseData, RNNConfig, TextConfig, TrainConfig, TransformerConfig
+from regard.config import Config, DecodeConfig, RNNConfig, TextConfig, TrainConfig, TransformerConfig
+from regard.corpus import ReverseData
 from regard.layers import settle
 from regard.models import Recurrent, Transformer, build
 

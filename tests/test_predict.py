@@ -8,7 +8,8 @@ import torch
 
 import regard
 from regard.batch import Pair, collate
-from regard.config import EvaluateConfig, TableData
+from regard.config import EvaluateConfig
+from regard.corpus import TableData
 from regard.errors import DataError, InputError
 from regard.evaluation import evaluate, perplexity
 from regard.files import Example

@@ -7,15 +7,8 @@ import tarfile
 import pytest
 
 from regard.batch import encode
-from regard.config import (
-    DocumentData,
-    LabelledData,
-    ReaderConfig,
-    SquadData,
-    StoryData,
-    TextConfig,
-    Tokenization,
-)
+from regard.config import ReaderConfig, TextConfig, Tokenization
+from regard.corpus import DocumentData, LabelledData, SquadData, StoryData
 from regard.data import Ledger, read_files
 from regard.errors import ConfigError, DataError
 from regard.files import Example

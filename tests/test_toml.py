@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from regard import config, toml
+from regard import config, corpus, toml
 from regard.errors import ConfigError
 
 REVERSE = '[data]\nkind = "reverse"\n[model]\nkind = "transformer"\n'
@@ -267,8 +267,8 @@ def test_paths_become_absolute(read, tmp_path, monkeypatch):
     assert table.model.target_vectors == str(tmp_path / "v.txt")
     assert table.model.source_vectors is None
     parallel = read(PARALLEL, 'data.valid.source=["${SOMEWHERE}/v"]', 'data.valid.target=["/w"]')
-    assert parallel.data.train == config.Sides(source=(str(tmp_path / "a"),), target=(str(tmp_path / "b"),))
-    assert parallel.data.valid == config.Sides(source=("/some/where/v",), target=("/w",))
+    assert parallel.data.train == corpus.Sides(source=(str(tmp_path / "a"),), target=(str(tmp_path / "b"),))
+    assert parallel.data.valid == corpus.Sides(source=("/some/where/v",), target=("/w",))
     assert parallel.data.test is None
 
 

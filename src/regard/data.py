@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from regard.config import DocumentData, FileData, GeneratedData
+from regard.corpus import DocumentData, FileData, GeneratedData
 from regard.errors import DataError
 from regard.files import Example, pairs
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, get_args
 import torch
 
 from regard.batch import Batch, collate, encode, epoch, joined, padded
-from regard.config import ClassifierConfig, Data, EvaluateConfig, LanguageConfig, Metric, Model, ReaderConfig
+from regard.config import ClassifierConfig, EvaluateConfig, LanguageConfig, Metric, Model, ReaderConfig
+from regard.corpus import Data
 from regard.data import Ledger, remedy
 from regard.encoders import LABELS, Classifier, TextEncoder, judged, several
 from regard.errors import DataError

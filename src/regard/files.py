@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.config import (
+from regard.corpus import (
     DocumentData,
     FileData,
     JsonData,

@@ -8,7 +8,7 @@ import random
 import re
 from collections.abc import Callable, Iterable
 
-from regard.config import DatesData, GeneratedData, NumbersData, ReverseData
+from regard.corpus import DatesData, GeneratedData, NumbersData, ReverseData
 from regard.data import Ledger, Splits, fingerprint
 from regard.errors import ConfigError
 from regard.files import Example

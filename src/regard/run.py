@@ -19,7 +19,8 @@ from regard.checkpoint import (
     replace,
     save_weights,
 )
-from regard.config import BlockConfig, ClassifierConfig, Config, EncoderConfig, FileData, LanguageConfig, ReaderConfig
+from regard.config import BlockConfig, ClassifierConfig, Config, EncoderConfig, LanguageConfig, ReaderConfig
+from regard.corpus import FileData
 from regard.data import Splits, fingerprint, read_files, remedy
 from regard.device import choose, keep_memory, precision
 from regard.encoders import LABELS, Classifier

@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
-from regard.config import DecodeConfig, Settings
+from regard.config import DecodeConfig
 from regard.predict import Predictor
+from regard.settings import Settings
 from regard.toml import suggestion
 
 MOST = 20

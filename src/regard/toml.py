@@ -12,8 +12,9 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from regard.config import Config, Paths
+from regard.config import Config
 from regard.errors import ConfigError
+from regard.settings import Paths
 
 
 def recipes() -> dict[str, Path]:

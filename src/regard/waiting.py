@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.multiprocess import MultiProcessCollector
 from pydantic import Field, field_validator
 
-from regard.config import Count, Settings
+from regard.settings import Count, Settings
 
 Seconds = Annotated[float, Field(gt=0)]
 

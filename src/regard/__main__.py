@@ -1,0 +1,5 @@
+"""`python -m regard`, as `regard`."""
+
+from regard.cli import main
+
+main()
