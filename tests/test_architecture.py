@@ -12,6 +12,8 @@ import regard
 SOURCES = Path(regard.__file__).parent
 ORDER = [
     "errors",
+    "settings",
+    "corpus",
     "config",
     "toml",
     "text",
@@ -57,11 +59,13 @@ ORDER = [
     "libre",
     "writing",
     "completions",
+    "workers",
     "serve",
     "run",
     "console",
     "demo",
     "cli",
+    "__main__",
 ]
 
 
