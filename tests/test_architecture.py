@@ -63,6 +63,7 @@ ORDER = [
     "serve",
     "run",
     "console",
+    "verbs",
     "demo",
     "cli",
     "__main__",

@@ -11,7 +11,7 @@ from conftest import TINY
 
 from regard import cli
 
-COMMAND = (sys.executable, "-m", "regard.cli")
+COMMAND = (sys.executable, "-m", "regard")
 
 
 def regard(*words, text="", environment=None):
@@ -200,7 +200,7 @@ def test_input_that_is_not_utf8(tiny_run):
 
 
 def test_a_closed_pipe_is_no_error(tiny_run):
-    command = f"yes abc | head -20000 | {sys.executable} -m regard.cli predict {tiny_run} | head -1"
+    command = f"yes abc | head -20000 | {sys.executable} -m regard predict {tiny_run} | head -1"
     run = subprocess.run(["bash", "-c", f"{command}; exit ${{PIPESTATUS[2]}}"], capture_output=True, check=False)
     assert len(run.stdout.splitlines()) == 1
     assert run.stderr == b""

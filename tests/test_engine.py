@@ -339,7 +339,7 @@ def test_on_the_command_line(runs):
     assert (type(served), served.threads) == (fast.Fast, 2)
     answers = [
         subprocess.run(
-            [sys.executable, "-m", "regard.cli", "predict", str(runs["transformer"]), "--engine", name],
+            [sys.executable, "-m", "regard", "predict", str(runs["transformer"]), "--engine", name],
             input="\n".join(TEXTS).encode(), capture_output=True, check=True,
         ).stdout
         for name in fast.ENGINES

@@ -244,7 +244,7 @@ def test_frozen_vectors_stay(tmp_path):
     assert not build_model(resumed(run), resumed=True).source_embedding.weight.requires_grad
 
 
-COMMAND = (sys.executable, "-m", "regard.cli")
+COMMAND = (sys.executable, "-m", "regard")
 
 
 @pytest.mark.slow

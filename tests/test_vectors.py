@@ -122,6 +122,8 @@ def test_nearest():
     assert found[0][0].cosine == pytest.approx(2.01 / (4.01 * 1.01) ** 0.5)
     assert vectors.nearest(torch.ones(1, 3), 5) == [[]]
     assert [len(row) for row in vectors.nearest(torch.randn(1500, 3), 4)] == [4] * 1500
+    with pytest.raises(InputError, match="At least 1, not -1"):
+        vectors.nearest(torch.ones(2, 3), -1)
 
 
 def test_words_and_analogies(run):
@@ -135,6 +137,7 @@ def test_words_and_analogies(run):
     assert (first, len(others)) == ("e", 4)
     assert cosine == pytest.approx(F.cosine_similarity(table[find("a")], table[find("e")], dim=0).item())
     assert vectors.words(predictor, ["a", "b", "c"])[0][0] == "d"
+    assert vectors.words(predictor, "a b c") == vectors.words(predictor, ["a", "b", "c"])
     assert all(text not in ("a", "b", "c", "<pad>") for text, _ in vectors.words(predictor, ["a", "b", "c"], 1000))
     with pytest.raises(InputError, match="'king' is no entry of the vocabulary, but k i n g"):
         vectors.words(predictor, ["king"])

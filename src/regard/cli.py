@@ -77,15 +77,11 @@ def check(
 
     Example: `regard check numbers --set data.language=ko`
     """
-    from regard.console import out, show_facts, show_ledgers
+    from regard.console import say, show_facts, show_ledgers
     from regard.run import doubts, prepare
     from regard.toml import read
 
     prepared = prepare(read(name, changes or ()))
-
-    def say(text: str) -> None:
-        out.print(text, markup=False, soft_wrap=True)
-
     show_ledgers(prepared.splits.ledgers, say)
     show_facts(prepared.facts(), say)
     for doubt in doubts(prepared):
@@ -146,37 +142,16 @@ def predict(
     Examples: `echo einundzwanzig | regard predict runs/n`, `regard predict runs/n --best 3 --json < input.txt`,
     `regard predict runs/shakespeare --prompt "ROMEO:" --set decode.temperature=0.7 --set decode.max_extra=300`
     """
-    import json
-
-    from regard.console import answers_to, chunks, stdin_lines, tell_cut, tell_full
     from regard.fast import load
+    from regard.verbs import answer_input, continue_prompt
 
     predictor = load(run, changes or (), device, engine)
-    if prompt is not None:
-        if best > 1 or as_json or prefix:
-            raise InputError("--prompt continues one text as it comes: leave --best, --json and --prefix out.")
-        written = ""
-        for part in predictor.stream(prompt):
-            print(part, end="", flush=True)
-            written += part
-        print()
-        tell_cut(predictor)
-        tell_full(predictor, prompt + written)
-        return
-    line = 1
-    for group in chunks(stdin_lines(), 1 if sys.stdin.isatty() else 256):
-        answers, problem = answers_to(predictor, group, best, prefix, line)
-        line += len(group)
-        for outputs in answers:
-            if as_json:
-                print(json.dumps([output.tree() for output in outputs], ensure_ascii=False))
-            else:
-                lines = (" ".join(output.text.splitlines()) for output in outputs)
-                print("\t".join(line if best == 1 else line.replace("\t", " ") for line in lines))
-        sys.stdout.flush()
-        if problem:
-            raise problem
-    tell_cut(predictor)
+    if prompt is None:
+        answer_input(predictor, best, prefix, as_json)
+    elif best > 1 or as_json or prefix:
+        raise InputError("--prompt continues one text as it comes: leave --best, --json and --prefix out.")
+    else:
+        continue_prompt(predictor, prompt)
 
 
 @app.command()
@@ -192,41 +167,13 @@ def evaluate(
 
     Examples: `regard evaluate runs/n --json`, `regard evaluate runs/n --set decode.beam=1`
     """
-    import json
-
-    from regard.checkpoint import replace
-    from regard.console import counting, numbers, show_evaluation
     from regard.errors import ConfigError
-    from regard.evaluation import evaluate as score
-    from regard.evaluation import hint
     from regard.predict import load
-    from regard.run import read_splits, same_data
+    from regard.verbs import score_split
 
     if split not in ("test", "valid", "train"):
         raise ConfigError(f"--split is {split!r}, expected test, valid or train.")
-    predictor = load(run, changes or (), device)
-    if outputs is not None and outputs.is_dir():
-        raise InputError(f"--outputs: {outputs} is a directory, a file's name is wanted.")
-    if outputs is not None and predictor.config.model.kind == "language":
-        raise InputError("--outputs: a language model is scored by the texts themselves, there are no outputs.")
-    splits = read_splits(predictor.config, split)
-    examples = getattr(splits, split)
-    if not examples and (others := [name for name in ("valid", "train") if getattr(splits, name)]):
-        raise InputError(f"this run has no {split} data: use --split {others[0]}.{hint(predictor.config.data)}")
-    if splits.train and not same_data(run, splits):
-        print(
-            f"regard: warning: the training data is not what {run} learned from (files or settings have changed): it "
-            f"may have seen examples of this {split} split.",
-            file=sys.stderr,
-        )
-    with counting("evaluating") as report:
-        found = score(predictor, examples, predictor.config.evaluate, report)
-    if outputs is not None:
-        replace(outputs, "".join(" ".join(text.splitlines()) + "\n" for text in found.outputs).encode())
-    if as_json:
-        print(json.dumps({"run": str(run), "split": split, **numbers(found.tree())}))
-    else:
-        show_evaluation(found)
+    score_split(load(run, changes or (), device), run, split, outputs, as_json)
 
 
 @app.command()
@@ -248,11 +195,10 @@ def look(
     Examples: `regard look runs/n einundzwanzig`, `regard look runs/n einundzwanzig --out why.html`,
     `regard look runs/n einundzwanzig --token 0`, `regard look runs/m "two dogs" --map all --out heads.png`
     """
-    from regard.console import out, tell_cut
-    from regard.looking import agreed
+    from regard.console import say
     from regard.looking import look as looked
-    from regard.picture import calculated, drawn, surveyed
     from regard.predict import load
+    from regard.verbs import show_agreed, show_maps, tell_cut
 
     views = {"--out": file, "--token": token, "--back": back, "--map all": name if name == "all" and not file else None}
     if len(asked := [option for option, value in views.items() if value is not None]) > 1:
@@ -262,27 +208,14 @@ def look(
     if (head is not None or name) and file and file.suffix.lower() in (".html", ".json"):
         raise InputError(f"{file} will hold every map: leave --map and --head out.")
     found = looked(load(run, changes or ()), text, target=target)
-    out.print(f"{found.text} -> {found.answer.text}\n", markup=False, soft_wrap=True)
+    say(f"{found.text} -> {found.answer.text}\n")
     if file is not None:
         found.save(file, name, head)
-        out.print(f"written: {file} ({file.stat().st_size:,} bytes)", markup=False, soft_wrap=True)
-    elif name == "all" and found.called():
-        out.print(surveyed((one.name, one.entropy(), one.distance()) for one in found.maps))
-    elif token is not None:
-        _, rows, columns = found.labelled(name, head or 0)
-        calculation = found.calculation(token, head or 0, name)
-        out.print(f"{rows[token]} ({found.titled(name, head or 0)})", markup=False)
-        out.print(calculated(calculation, columns))
+        say(f"written: {file} ({file.stat().st_size:,} bytes)")
     elif back is not None:
-        other = looked(load(back, changes or ()), found.answer.text, target=found.text)
-        for answer, source in agreed(found, other):
-            out.print(f"{answer} - {source}", markup=False, soft_wrap=True)
-        if not agreed(found, other):
-            out.print("no two words look at each other both ways.")
+        show_agreed(found, load(back, changes or ()))
     else:
-        weights, rows, columns = found.labelled(name, head)
-        out.print(f"{found.titled(name, head)}; █ is {float(weights.max()):.2f}", markup=False, soft_wrap=True)
-        out.print(drawn(weights, rows, columns, most=out.width))
+        show_maps(found, name, head, token)
     tell_cut(found.predictor)
 
 
@@ -304,9 +237,8 @@ def embed(
     Examples: `regard embed runs/m --out vectors.npy < lines.txt`, `regard embed runs/m --near 3 < lines.txt`,
     `regard embed runs/m --analogy "man king woman"`
     """
-    from regard import vectors
-    from regard.console import stdin_lines, tell_cut
     from regard.predict import load
+    from regard.verbs import embed_lines, embed_tokens, show_words
 
     given = {"--words": word is not None, "--analogy": analogy is not None, "--out": file is not None}
     given |= {"--tokens": tokens, "--near": near > 0, "--normalize": normalize, "--picture": picture is not None}
@@ -317,25 +249,11 @@ def embed(
         raise InputError("--tokens goes with --out FILE.npy alone: the tokens' texts are written beside it.")
     predictor = load(run, changes or (), device)
     if word is not None or analogy is not None:
-        for text, cosine in vectors.words(predictor, (analogy or "").split() or [word or ""]):
-            print(f"{cosine:.3f}\t{text}")
-        return
-    lines = list(stdin_lines())
-    if tokens and file is not None:
-        vectors.save_tokens(file, vectors.states(predictor, lines), predictor.source)
-        tell_cut(predictor)
-        return
-    found = vectors.embed(predictor, lines, normalize=normalize)
-    tell_cut(predictor)
-    if file is not None:
-        vectors.save(file, found)
-    if picture is not None:
-        vectors.draw(picture, found, lines)
-    for text, others in zip(lines, vectors.nearest(found, near) if near else [], strict=False):
-        print(text, *(f"  {cosine:.3f}  {lines[number]}" for number, cosine in others), sep="\n")
-    if file is None and picture is None and not near:
-        for row in found.tolist():
-            print(*(f"{number:.6g}" for number in row))
+        show_words(predictor, analogy or word or "")
+    elif tokens and file is not None:
+        embed_tokens(predictor, file)
+    else:
+        embed_lines(predictor, file, picture, near, normalize)
 
 
 @app.command()
@@ -378,11 +296,11 @@ def import_(
 
     Examples: `regard import downloads/bert-base runs/bert`, `regard import smollm2 runs/smollm2`
     """
-    from regard.console import out
+    from regard.console import say
     from regard.exchange import import_run
 
     config = import_run(source, run)
-    out.print(f"{run} is a run of kind {config.model.kind} now ({config.about})", markup=False, soft_wrap=True)
+    say(f"{run} is a run of kind {config.model.kind} now ({config.about})")
 
 
 @app.command()
@@ -397,7 +315,7 @@ def export(
     Examples: `regard export runs/n --to huggingface out`,
     `regard export runs/n --to ctranslate2 fast --quantization int8`
     """
-    from regard.console import out
+    from regard.console import say
     from regard.errors import ConfigError
 
     if to == "ctranslate2":
@@ -410,10 +328,10 @@ def export(
 
         if quantization != "float32":
             raise ConfigError(f"--quantization is {quantization!r}, which only --to ctranslate2 knows. Leave it out.")
-        made = convert(run, folder, lambda line: out.print(line, markup=False, soft_wrap=True))
+        made = convert(run, folder, say)
     else:
         raise ConfigError(f"--to is {to!r}, expected huggingface or ctranslate2.")
-    out.print(f"written: {folder} ({made})", markup=False, soft_wrap=True)
+    say(f"written: {folder} ({made})")
 
 
 def main() -> None:
@@ -430,7 +348,3 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-
-
-if __name__ == "__main__":
-    main()

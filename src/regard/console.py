@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,16 +17,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from regard.config import Config, LanguageConfig
+from regard.config import Config
 from regard.data import Ledger
-from regard.errors import InputError, RegardError
 from regard.evaluation import Evaluation
-from regard.predict import Output, Predictor
 from regard.run import fit
 from regard.train import Event
 
 err = Console(stderr=True, highlight=False, emoji=False)
 out = Console(highlight=False, emoji=False)
+
+
+def say(text: str) -> None:
+    """A line as it is, however long: nothing in it is markup."""
+    out.print(text, markup=False, soft_wrap=True)
 
 
 def show_ledgers(ledgers: dict[str, Ledger], say: Callable[[str], None]) -> None:
@@ -237,75 +240,3 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(console=err, disable=not err.is_terminal, transient=True) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, of: progress.update(task, completed=done, total=of)
-
-
-def stdin_lines() -> Iterator[str]:
-    """The lines of standard input; one that is not UTF-8 is an error that names it."""
-    for number, line in enumerate(sys.stdin.buffer, 1):
-        try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"standard input, line {number}: byte 0x{line[error.start]:02x} at {error.start + 1} is not UTF-8. "
-                "Convert the text first, for example with iconv -t UTF-8."
-            ) from error
-
-
-def tell_cut(predictor: Predictor) -> None:
-    """Say how many texts were cut, if any were."""
-    if predictor.cut:
-        most = predictor.config.text.max_length // (1 + (predictor.config.model.kind == "language"))
-        texts = "1 text was" if predictor.cut == 1 else f"{predictor.cut:,} texts were"
-        print(f"regard: {texts} cut to {most:,} tokens.", file=sys.stderr)
-
-
-def tell_full(predictor: Predictor, text: str) -> None:
-    """Say so if a prompt and its continuation have filled the context of a language model."""
-    most, model = predictor.config.text.max_length, predictor.config.model
-    if not isinstance(model, LanguageConfig) or predictor.config.decode.slide:
-        return
-    if len(predictor.source.encode(text).ids) + model.begin >= most:
-        print(
-            f"regard: the context of {most:,} tokens is full; --set decode.slide=true goes on if positions allow it.",
-            file=sys.stderr,
-        )
-
-
-def chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Lines by the `size`, as they come; those before a line that cannot be read come before its error."""
-    group: list[str] = []
-    try:
-        for line in lines:
-            group.append(line)
-            if len(group) == size:
-                yield group
-                group = []
-    except RegardError:
-        if group:
-            yield group
-        raise
-    if group:
-        yield group
-
-
-def answers_to(
-    predictor: Predictor, lines: Sequence[str], best: int, prefix: str, first: int
-) -> tuple[list[list[Output]], InputError | None]:
-    """The answers to lines up to the first that cannot be taken, and what is wrong with that one: one bad line does not
-    lose the answers to those before it."""
-
-    def answered(some: Sequence[str]) -> list[list[Output]]:
-        return predictor.predict(some, best=best, prefixes=[prefix] * len(some) if prefix else None, first=first)
-
-    try:
-        return answered(lines), None
-    except InputError as error:
-        count, cut = 0, predictor.cut
-        with contextlib.suppress(InputError):
-            for line in lines:
-                predictor.encode(line)
-                count += 1
-        predictor.cut = cut
-        if count == len(lines):
-            raise
-        return answered(lines[:count]), error

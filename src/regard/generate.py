@@ -6,7 +6,8 @@ A generator gives three splits that never share a source; it is a pure function 
 import datetime
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from regard.corpus import DatesData, GeneratedData, NumbersData, ReverseData
 from regard.data import Ledger, Splits, fingerprint
@@ -130,18 +131,16 @@ def number_words(language: str) -> Callable[[int], str]:
 PATTERNS = ("short", "medium", "long", "full")
 
 
-def dates(settings: DatesData, rng: random.Random) -> Splits:
-    """Dates as babel writes them in several languages -> ISO 8601. The days, not only their spellings, of the three
-    splits differ. Every source has one answer: years are written out, and of two languages whose short forms differ in
-    order alone (3/4/2020), only the one named first writes it."""
+def date_forms(languages: Sequence[str]) -> list[tuple[Any, str]]:
+    """Locales and the patterns in which babel writes a date there, with whole years. Of two languages whose short forms
+    differ in order alone (3/4/2020), only the one named first has it."""
     from babel import Locale, UnknownLocaleError
-    from babel.dates import format_date
 
     try:
-        locales = [Locale.parse(name.replace("-", "_")) for name in settings.languages]
+        locales = [Locale.parse(name.replace("-", "_")) for name in languages]
     except (UnknownLocaleError, ValueError) as error:
-        raise ConfigError(f"data.languages is {', '.join(settings.languages)}; babel says: {error}.") from error
-    patterns: dict[Locale, dict[str, str]] = {}
+        raise ConfigError(f"data.languages is {', '.join(languages)}; babel says: {error}.") from error
+    forms = {}
     orders: dict[str, str] = {}
     for locale in locales:
         for name in PATTERNS:
@@ -149,11 +148,18 @@ def dates(settings: DatesData, rng: random.Random) -> Splits:
             order = "".join(re.findall("[yMd]", re.sub(r"(.)\1+", r"\1", pattern)))
             separators = re.sub("[yMd ]", "", pattern)
             if orders.setdefault(separators, order) == order or name != "short":
-                patterns.setdefault(locale, {})[name] = pattern
-    forms = [(locale, pattern) for locale, named in patterns.items() for pattern in named.values()]
+                forms[locale, name] = pattern
+    return [(locale, pattern) for (locale, _), pattern in forms.items()]
+
+
+def dates(settings: DatesData, rng: random.Random) -> Splits:
+    """Dates as babel writes them in several languages -> ISO 8601. The days, not only their spellings, of the three
+    splits differ, and every source has one answer."""
+    from babel.dates import format_date
+
+    forms = date_forms(settings.languages)
     first = datetime.date(settings.first_year, 1, 1).toordinal()
     last = datetime.date(settings.last_year, 12, 31).toordinal()
-
     meanings: dict[str, str] = {}
 
     def draw(rests: range) -> tuple[str, str]:

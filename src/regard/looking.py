@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,10 +23,10 @@ from regard.guard import judged
 from regard.maps import (
     LARGEST,
     Asked,
+    Calculation,
     Map,
     Piece,
     described,
-    packing,
     page,
     pieces,
     read,
@@ -43,21 +43,6 @@ from regard.position import linear_bias
 from regard.predict import Output, Predictor
 from regard.recording import record, watch
 from regard.text import BOS, EOS, SPECIAL, clean
-
-QUESTION = Piece("question", 0, 0)
-
-
-class Calculation(NamedTuple):
-    """B8, for one query and one head: every number between the vectors and what came out."""
-
-    query: Tensor  # (size,)
-    keys: Tensor  # (key, size)
-    values: Tensor  # (key, size)
-    scores: Tensor  # (key,) query and key compared
-    scaled: Tensor  # (key,) and divided by the root of the size, or what else the model does
-    seen: Tensor  # (key,) whether it may look there
-    weights: Tensor  # (key,) softmax over what it sees
-    context: Tensor  # (size,) the sum of weights times values
 
 
 @dataclass(frozen=True)
@@ -94,7 +79,11 @@ class Look:
             case Reader(answer="span"):
                 return {"key": keys, "query": [Piece("start", 0, 0), Piece("end", 0, 0)], "input": []}
             case Reader(order=order):
-                return {"key": keys if order is None else sentences(self.source), "query": [QUESTION], "input": []}
+                return {
+                    "key": keys if order is None else sentences(self.source),
+                    "query": [Piece("question", 0, 0)],
+                    "input": [],
+                }
             case Classifier():
                 names = [self.predictor.target.token(i) for i in range(LABELS, self.predictor.target.size)]
                 return {"key": keys, "query": [Piece(name, 0, 0) for name in names], "input": []}
@@ -261,21 +250,7 @@ class Look:
         behind = self.asked(vectors) if vectors else {}
         maps = []
         for one in self.maps:
-            entry = {
-                "name": one.name,
-                "kind": one.kind,
-                "side": one.side,
-                "layer": one.layer,
-                "rows": one.rows,
-                "columns": one.columns,
-                "shape": list(one.weights.shape),
-                "entropy": rounded(one.entropy()),
-                "distance": None if one.kind != "self" else rounded(one.distance() or []),
-            }
-            if packed:
-                entry |= packing(one.weights, full is None or one.name in full)
-            else:
-                entry["heads"] = [[rounded(row, 6) for row in head] for head in one.weights.tolist()]
+            entry = one.tree(packed=packed, full=full is None or one.name in full)
             if one.name in behind:
                 entry["vectors"] = vectored(behind[one.name], one.columns == "input")
             maps.append(entry)

@@ -99,6 +99,24 @@ class Map(NamedTuple):
         far = (places - torch.arange(self.weights.shape[-2])[:, None]).abs()
         return [float(value) for value in (self.weights * far).sum(-1).mean(-1)]
 
+    def tree(self, *, packed: bool, full: bool) -> dict[str, Any]:
+        """What docs/maps.md says of a map; `packed` as bytes in base64 instead of numbers, and not `full`, only a small
+        picture of it."""
+        entry = {
+            "name": self.name,
+            "kind": self.kind,
+            "side": self.side,
+            "layer": self.layer,
+            "rows": self.rows,
+            "columns": self.columns,
+            "shape": list(self.weights.shape),
+            "entropy": rounded(self.entropy()),
+            "distance": None if self.kind != "self" else rounded(self.distance() or []),
+        }
+        if packed:
+            return entry | packing(self.weights, full)
+        return entry | {"heads": [[rounded(row, 6) for row in head] for head in self.weights.tolist()]}
+
 
 def described(name: str, weights: Tensor) -> Map:
     """A map with what its module path says of it."""
@@ -106,6 +124,19 @@ def described(name: str, weights: Tensor) -> Map:
     layer = next((int(part) for part in parts if part.isdigit()), 0)
     kind: Literal["self", "cross"] = "self" if "self" in name else "cross"
     return Map(name, kind, "encoder" if parts[0] == "encoder" else "decoder", layer, weights)
+
+
+class Calculation(NamedTuple):
+    """B8, for one query and one head: every number between the vectors and what came out."""
+
+    query: Tensor  # (size,)
+    keys: Tensor  # (key, size)
+    values: Tensor  # (key, size)
+    scores: Tensor  # (key,) query and key compared
+    scaled: Tensor  # (key,) and divided by the root of the size, or what else the model does
+    seen: Tensor  # (key,) whether it may look there
+    weights: Tensor  # (key,) softmax over what it sees
+    context: Tensor  # (size,) the sum of weights times values
 
 
 class Asked(NamedTuple):

@@ -85,6 +85,8 @@ def encoded(model: Any, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
 
 def nearest(vectors: Tensor, count: int) -> list[list[Near]]:
     """For every vector (texts, size) the `count` others whose direction is most like its own, nearest first."""
+    if count < 1:
+        raise InputError(f"how many neighbours? At least 1, not {count}.")
     normal = F.normalize(vectors, dim=-1)
     found = []
     for start in range(0, len(normal), 1024):
@@ -100,9 +102,10 @@ def nearest(vectors: Tensor, count: int) -> list[list[Near]]:
 # --- words -----------------------------------------------------------------------------------------------------------
 
 
-def words(predictor: Predictor, wanted: Sequence[str], count: int = 10) -> list[tuple[str, float]]:
+def words(predictor: Predictor, wanted: str | Sequence[str], count: int = 10) -> list[tuple[str, float]]:
     """The entries of the vocabulary, and their cosines, whose embedding is nearest to a word's; or, of three words
     a b c, to b - a + c: what is to c as b is to a. The words themselves are left out, and special entries."""
+    wanted = wanted.split() if isinstance(wanted, str) else wanted
     if len(wanted) not in (1, 3):
         raise InputError(f"one word, or three for an analogy (a b c: what is to c as b is to a), not {len(wanted)}.")
     ids = [entry(predictor.source, word) for word in wanted]
