@@ -203,7 +203,7 @@ def test_a_closed_pipe_is_no_error(tiny_run):
     command = f"yes abc | head -20000 | {sys.executable} -m regard predict {tiny_run} | head -1"
     run = subprocess.run(["bash", "-c", f"{command}; exit ${{PIPESTATUS[2]}}"], capture_output=True, check=False)
     assert len(run.stdout.splitlines()) == 1
-    assert run.stderr == b""
+    assert (run.stderr, run.returncode) == (b"", 1)
 
 
 def test_evaluation_in_json_and_outputs(tiny_run, tmp_path):

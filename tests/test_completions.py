@@ -195,6 +195,16 @@ def test_token_ids_are_taken(client, predictors):
         client.completions.create(model="letters", prompt=[5000])
 
 
+def test_a_prompt_may_fill_the_context(client, predictors):
+    """<bos> is counted once: the text and its own ids are taken or refused alike."""
+    ids, most = predictors["words"].encode("the").ids, predictors["words"].config.text.max_length
+    assert ids[0] == 2
+    for prompt in ("the", ids):
+        client.completions.create(model="words", prompt=prompt, max_tokens=most - len(ids))
+        with pytest.raises(openai.BadRequestError, match=rf"requested {most + 1} tokens \({len(ids)} in your prompt"):
+            client.completions.create(model="words", prompt=prompt, max_tokens=most - len(ids) + 1)
+
+
 def test_penalties_push_repeats_away(client):
     body = {"model": "letters", "prompt": "the ", "max_tokens": 25, "temperature": 0}
     plain, pushed = (

@@ -8,11 +8,14 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from regard.batch import Batch, Framed, Pair, collate, encode, framed
-from regard.config import ClassifierConfig, ReaderConfig, TextConfig, Tokenization
+from regard.config import ClassifierConfig, Config, ReaderConfig, TextConfig, Tokenization
+from regard.corpus import SquadData
 from regard.data import Ledger
 from regard.encoders import LABELS, Classifier, Reader, shared
 from regard.errors import DataError
 from regard.files import Example
+from regard.models import build
+from regard.predict import Predictor
 from regard.recording import record
 from regard.text import BOS, EOS, Vocabulary
 
@@ -221,7 +224,6 @@ def test_labels_are_whole_texts_or_separated():
 
 
 def test_parts_of_a_context_are_the_likeliest_of_all():
-    from regard.predict import Predictor
     from regard.predict import part as part_of
 
     model = reader(answer="span")
@@ -238,6 +240,22 @@ def test_parts_of_a_context_are_the_likeliest_of_all():
     best = max(every, key=every.get)
     assert real[0] == part_of(source, *best, real[0].score)
     assert text.partition("\t")[2][slice(*real[0].span)] == real[0].text
+
+
+def test_a_context_of_white_space_and_little_else():
+    """However likely white space is, an answer is none of it; where nothing else is left, the answer is empty."""
+    letters = Vocabulary.learn(["q x y", "\t"], Tokenization(kind="char"))
+    torch.manual_seed(0)
+    settings = ReaderConfig(kind="reader", size=16, feedforward=16, heads=2, layers=1)
+    config = Config(
+        data=SquadData(kind="squad", train=("x",)), text=TextConfig(max_length=100, longer="cut"), model=settings
+    )
+    predictor = Predictor(build(config, letters.size, None), config, letters, None)
+    assert predictor("q\t" + 60 * " " + "x" + 20 * " ") == "x"
+    assert {output.text for output in predictor.predict(["q\tx   \n   y"], best=9)[0]} == {"x", "y", "x   \n   y"}
+    ((nothing,),) = predictor.predict(["q\t" + 200 * " " + "x"])
+    assert (nothing.text, nothing.span) == ("", (0, 0))
+    assert predictor.cut == 1
 
 
 def test_what_question_and_context_share():

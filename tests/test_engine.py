@@ -1,6 +1,7 @@
 """CTranslate2: the same numbers as ours, for every form it can express; and words for what it cannot."""
 
 import itertools
+import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from serving import live
 import regard
 from regard import engine, fast
 from regard.checkpoint import create, save_weights, weights
-from regard.config import Config
+from regard.config import Config, DecodeConfig
 from regard.errors import ConfigError, InputError, RunError
 from regard.models import build
 from regard.serve import opened
@@ -260,8 +261,15 @@ def test_a_run_is_converted_once_and_again_when_its_weights_change(tmp_path, run
         model.output.bias[EOS] += 20
     save_weights(run / "model.safetensors", weights(model), 1)
     changed_ = fast.load(run, (), "cpu", "ctranslate2", 1)
-    assert [path.name for path in (run / "ctranslate2").iterdir()] == [changed_.folder.name] != [first.folder.name]
+    assert {path.name for path in (run / "ctranslate2").iterdir()} == {changed_.folder.name, first.folder.name}
     assert changed_.predict(["abc"])[0][0].text == ""
+    first.predict(["abc"], settings=DecodeConfig(sample=True))  # who has the old one open can go on
+    for old in (first.folder, changed_.folder):
+        os.utime(old, (0, 0))
+    save_weights(run / "model.safetensors", weights(model), 2)
+    os.utime(run / "model.safetensors", (1, 1))
+    last = fast.load(run, (), "cpu", "ctranslate2", 1)
+    assert [path.name for path in (run / "ctranslate2").iterdir()] == [last.folder.name]
 
 
 def test_a_run_that_cannot_be_written_to(tmp_path, runs):

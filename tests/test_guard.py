@@ -81,6 +81,16 @@ def test_a_run_judges_with_its_own_limit(predictor):
     assert "was cut at its limit of 8 tokens" in judged(predictor, predictor.encode("abc").ids[:-1], cut, settings)
 
 
+def test_unknown_words_are_words(predictor, monkeypatch):
+    """They count when a limit is reckoned, and an empty answer to them is flagged."""
+    source = predictor.encode("!" * 12)
+    assert set(source.ids) == {1, 3}
+    settings = DecodeConfig(beam=1, max_ratio=1.0, max_extra=5)
+    long = [answer.flags for answer in guarded(predictor, source, [output([4, 5, 7, 8] * 3, eos=-3.0)], settings)]
+    assert long == [[]]
+    assert guarded(predictor, source, [output([])], settings)[0].flags == ["is empty"]
+
+
 def test_a_second_try_replaces_a_flagged_answer(predictor, monkeypatch):
     loop, good = [4] * 6, [4, 5, 7]
     tries = []

@@ -238,6 +238,14 @@ def test_signs_alone_are_not_translated():
     assert pieces(".", "text") == [Piece(".", True)]
 
 
+def test_entities_are_what_they_stand_for():
+    assert upper("<p>&nbsp;</p>", "html") == "<p>&nbsp;</p>"
+    assert upper("<b>&copy; &raquo;</b>&nbsp; a&nbsp;b&#160;\n", "html") == (
+        "<b>&copy; &raquo;</b>&nbsp; A&NBSP;B&#160;\n"
+    )
+    assert [piece.is_text for piece in pieces("&eacute;", "html")] == [True]
+
+
 def test_text_is_one_piece_across_entities():
     assert pieces("<b> a &lt; b </b>", "html")[2] == Piece("a &lt; b", True)
 

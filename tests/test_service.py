@@ -236,6 +236,18 @@ def test_stopping_finishes_what_was_accepted():
     assert inside(test) == [[2 * n] for n in range(9)]
 
 
+def test_stopping_when_the_last_one_has_just_left():
+    """Nobody waits any more, though a batch was about to be gathered: the end is not slept through."""
+
+    async def main():
+        async with Batcher(ServeSettings(threads=1, wait_ms=200.0), Metrics()) as batcher:
+            task = asyncio.create_task(batcher.submit("x", doubled, [1]))
+            await asyncio.sleep(0.05)
+            task.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), 5))
+
+
 @pytest.mark.parametrize("keys", [("",), ("a", ""), (" a",), ("clé",), ("a\n",)])
 def test_keys_that_no_header_can_carry(keys):
     with pytest.raises(ValueError, match=f"key {len(keys)} of {len(keys)} is empty, or not plain ASCII"):

@@ -46,6 +46,15 @@ def test_one_label_is_nothing_to_tell_apart(tmp_path):
         prepare(config)
 
 
+def test_a_label_of_the_validation_that_training_never_saw(tmp_path):
+    """It is said before training, not by the first validation, or behind the last."""
+    train = put(tmp_path / "t", "good a\nbad b\n" * 10)
+    valid = put(tmp_path / "v", "good a\n" * 1500 + "fine c\n" + "bad b\n" * 1500)
+    config = read("trec", [f"data.train={json.dumps(train)}", f"data.valid={json.dumps(valid)}", "data.cut_test=0"])
+    with pytest.raises(DataError, match=r"v:1501 has the label 'fine', which training never saw\. Known: bad, good\."):
+        prepare(config)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -91,6 +100,17 @@ def test_training_files_of_an_archive_by_task(tmp_path):
     assert [target for _, target in examples(settings)[::3]] == ["1_xx", "2_xx", "/qxx"]
     assert [target for _, target in examples(settings.model_copy(update={"tasks": (2,)}))] == ["2_xx", "out", "Ann,Bob"]
     assert sorted(tmp_path.iterdir()) == [path]  # nothing was unpacked
+
+
+def test_an_archive_that_ends_too_soon(tmp_path):
+    path = tmp_path / "babi.tar"
+    with tarfile.open(path, "w") as archive:
+        entry = tarfile.TarInfo("qa1_a_train.txt")
+        entry.size = 5000
+        archive.addfile(entry, io.BytesIO(b"1 Mary went home.\n" * 500))
+    path.write_bytes(path.read_bytes()[:1500])
+    with pytest.raises(DataError, match=r"babi\.tar is a damaged archive: .*\. Get it again\."):
+        read_files(StoryData(kind="babi", train=(str(path),)))
 
 
 def test_what_is_not_a_story(tmp_path):
@@ -234,3 +254,5 @@ def test_ledgers_of_shared_documents_add_up(share, counts, tmp_path):
     assert [ledger.kept for ledger in splits.ledgers.values()] == counts
     for ledger in splits.ledgers.values():
         assert ledger.read == ledger.kept + sum(map(len, ledger.dropped.values()))
+    whole = "".join(example.target for part in splits[:3] for example in part)
+    assert whole == "".join(f"text {n}" for n in range(10))  # in their order, train, validation, test

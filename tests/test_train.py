@@ -372,3 +372,16 @@ def test_settings_out_of_range(change):
 def test_a_log_that_cannot_be_written_is_said(tmp_path):
     with pytest.raises(RunError, match=r"cannot be written: .* The last saved state is whole; make room and resume"):
         append(tmp_path, Event("step", 1, {}))
+
+
+def test_a_resumed_training_multiplies_as_it_began(tmp_path, monkeypatch):
+    """What is faster is measured once: another measurement might say otherwise, and it would not be the same run."""
+    config = changed(tiny(), ["train.steps=20"])
+    prepared = fresh(config, tmp_path / "run")
+    monkeypatch.setattr("regard.run.precision", lambda place, wanted: torch.float32)
+    fit(prepared, tmp_path / "run", lambda event: None, device="cpu", stop=lambda: True)
+    assert load_state(tmp_path / "run")[1]["precision"] == "cpu float32"
+    wanted = []
+    monkeypatch.setattr("regard.run.precision", lambda place, kind: wanted.append(kind) or torch.float32)
+    fit(prepared, tmp_path / "run", lambda event: None, device="cpu")
+    assert wanted == ["float32"]

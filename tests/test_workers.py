@@ -1,8 +1,10 @@
 """Several processes behind one address: real ones, asked, killed and stopped."""
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -92,6 +94,40 @@ def test_replace_the_dead(served: tuple[subprocess.Popen[str], str]):
     assert process.wait(30) == 0
     assert process.stderr is not None
     assert process.stderr.read() == f"worker {first} broke down (status -9); another takes its place.\n"
+
+
+def test_stop_while_a_dead_one_is_being_replaced(served: tuple[subprocess.Popen[str], str]):
+    """Nobody is started whom no signal would reach."""
+    process, url = served
+    ask(url, 1)
+    first, second = children(process.pid)
+    os.kill(first, signal.SIGKILL)
+    time.sleep(0.3)  # of the second in which it rests
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    until(lambda: ended(second))
+
+
+def test_newcomers_are_refused_while_answers_are_finished(served: tuple[subprocess.Popen[str], str]):
+    """Once the sockets are closed nobody waits at them, though the supervisor holds them too."""
+    process, url = served
+    host, port = url.removeprefix("http://").rsplit(":", 1)
+    slow = [socket.create_connection((host, int(port))) for _ in range(8)]
+    body = json.dumps({"text": "abc"})
+    head = (
+        f"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    for one in slow:
+        one.sendall(head.encode() + body[:5].encode())  # keeps its worker from ending
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(1.0)
+    assert process.poll() is None
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), 5).close()
+    for one in slow:
+        one.close()
+    assert process.wait(20) == 0
 
 
 def test_end_with_the_parent(served: tuple[subprocess.Popen[str], str]):

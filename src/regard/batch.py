@@ -53,7 +53,7 @@ class Framed(NamedTuple):
     ids: list[int]
     offsets: list[tuple[int, int]]
     length: int
-    """Tokens of the text before anything was cut, without special ones."""
+    """Tokens of the text before anything was cut, without special ones; of a prompt, with its <bos>."""
 
 
 def framed(texts: Sequence[str], vocabulary: Vocabulary, text: TextConfig, model: Model | None = None) -> list[Framed]:
@@ -180,6 +180,8 @@ def encode(
     examples = answerable(examples, ledger, model)
     sources = framed([example.source for example in examples], source, text, model)
     targets = [] if spans else target.encode_all([example.target for example in examples])
+    if labels:
+        known_labels(examples, target)
     pairs = []
     for number, (example, left) in enumerate(zip(examples, sources, strict=True)):
         right = span(example, left, spans) if spans else targets[number].ids
@@ -187,14 +189,19 @@ def encode(
             ledger.drop(right, example.where)
             ledger.kept -= 1
             continue
-        if labels and UNK in right:
+        if fits(max(left.length, len(right)), text, ledger, example.where):
+            pairs.append(Pair(left.ids, right[: text.max_length] or [PAD] * labels, not (spans or labels)))
+    return pairs
+
+
+def known_labels(examples: Sequence[Example], target: Vocabulary) -> None:
+    """Refuse a label that training never saw: it would be wrong whatever the model says."""
+    for example, tokens in zip(examples, target.encode_all([one.target for one in examples]), strict=True):
+        if UNK in tokens.ids:
             raise DataError(
                 f"{example.where} has the label {example.target!r}, which training never saw. "
                 f"Known: {', '.join(target.token(i) for i in range(len(SPECIAL), min(target.size, 24)))}."
             )
-        if fits(max(left.length, len(right)), text, ledger, example.where):
-            pairs.append(Pair(left.ids, right[: text.max_length] or [PAD] * labels, not (spans or labels)))
-    return pairs
 
 
 def joined(pairs: Sequence[Pair], begin: bool) -> list[int]:

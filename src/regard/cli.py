@@ -2,7 +2,6 @@
 needs it."""
 
 import io
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -345,6 +344,3 @@ def main() -> None:
     except RegardError as error:
         print(f"regard: {error}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)

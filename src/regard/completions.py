@@ -18,7 +18,7 @@ from regard.errors import RegardError
 from regard.predict import Predictor
 from regard.schema import COMPLETIONS, FAILURES, Responses, failure
 from regard.service import TASKS, Service
-from regard.text import BOS, EOS
+from regard.text import EOS
 from regard.waiting import RefusedError
 from regard.writing import Choice, CompletionBody, Part, Prompt, Written, write
 
@@ -47,7 +47,7 @@ def prompts(predictor: Predictor, body: CompletionBody) -> list[Prompt]:
     for given in body.prompts():
         if isinstance(given, str):
             source = framed([given], predictor.source, predictor.config.text, predictor.config.model)[0]
-            ids, count = source.ids, source.length + len(source.ids[:1]) * (source.ids[:1] == [BOS])
+            ids, count = source.ids, source.length
         else:
             if max(given, default=0) >= predictor.source.size:
                 raise RefusedError(

@@ -241,16 +241,16 @@ class DecodeConfig(Settings):
     """Alpha of ((5 + length) / 6) ** alpha, by which a log-probability is divided."""
     max_ratio: Annotated[float, Field(ge=0, le=1000)] = 1.5
     """An output has at most max_ratio times the source's tokens + max_extra."""
-    max_extra: Annotated[int, Field(ge=1)] = 20
-    no_repeat: Annotated[int, Field(ge=0)] = 0
+    max_extra: Annotated[int, Field(ge=1, le=10**6)] = 20
+    no_repeat: Annotated[int, Field(ge=0, le=10**6)] = 0
     """No n-gram of this size comes twice; 0 allows all."""
     sample: bool = False
     """Draw tokens instead of searching for the best."""
     temperature: Annotated[float, Field(ge=0.001)] = 1.0
-    top_k: Count | None = None
+    top_k: Annotated[int, Field(ge=1, le=10**6)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
-    min_length: Annotated[int, Field(ge=0)] = 0
+    min_length: Annotated[int, Field(ge=0, le=10**6)] = 0
     """Tokens that an output has at least, as far as the limit above allows."""
     slide: bool = False
     """Whether a language model goes on past the length it was trained for, forgetting the oldest tokens (rotary and

@@ -91,13 +91,15 @@ def shared(settings: DocumentData, splits: dict[str, list[Example]], ledgers: di
     total, documents = sum(len(example.target) for example in splits["train"]), len(splits["train"])
     for name, share in shares:
         wanted = 0 if getattr(settings, name) else int(total * share)
+        taken_off: list[Example] = []
         while wanted and splits["train"]:
-            *rest, last = splits["train"]
+            last = splits["train"].pop()
             taken = last.target[-wanted:]
-            splits[name].insert(0, last._replace(target=taken))
-            left = last.target[: len(last.target) - len(taken)]
-            splits["train"] = [*rest, last._replace(target=left)] if left else rest
+            taken_off.append(last._replace(target=taken))
+            if left := last.target[: len(last.target) - len(taken)]:
+                splits["train"].append(last._replace(target=left))
             wanted -= len(taken)
+        splits[name] += reversed(taken_off)
         if splits[name] and not getattr(settings, name):
             ledgers[name].read = ledgers[name].kept = len(splits[name])
     ledgers["train"].kept -= documents - len(splits["train"])  # one that was cut in two is in both

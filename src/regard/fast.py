@@ -8,6 +8,7 @@ import atexit
 import itertools
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,13 +24,14 @@ from regard.decode import Tell
 from regard.device import choose
 from regard.engine import library, names, write
 from regard.errors import ConfigError, InputError, RunError
-from regard.limits import Hypothesis, penalty
+from regard.limits import Hypothesis, longest, penalty
 from regard.models import Language, Transformer
 from regard.predict import Answered, Predictor
 from regard.text import BOS, EOS, PAD, SPECIAL
 from regard.toml import changed
 
 ENGINES = ("regard", "ctranslate2")
+DAY = 24 * 3600.0
 PATIENCE = 2.0
 """How many hypotheses must have ended before CTranslate2 stops, as a multiple of the beam."""
 
@@ -122,11 +124,11 @@ class Fast(Predictor):
     def row(self, source: list[int], begin: list[int], settings: DecodeConfig) -> Row:
         """A source with its limit, which is that of Predictor.written and decode.decode."""
         length, most = len(source), self.config.text.max_length
-        longest = int(length * settings.max_ratio) + settings.max_extra
-        longest = max(min(longest, max(0, most - length) if self.alone else 2 * most), len(begin))
+        wanted = int(longest(torch.tensor(length), settings))
+        tokens = max(min(wanted, max(0, most - length) if self.alone else 2 * most), len(begin))
         if self.alone:
-            return Row([*source, *begin], [], begin, longest - len(begin))
-        return Row(source, begin, [], longest)
+            return Row([*source, *begin], [], begin, tokens - len(begin))
+        return Row(source, begin, [], tokens)
 
     # --- searching
 
@@ -333,7 +335,7 @@ def load(
 
 def converted(predictor: Predictor, run: Path) -> Path:
     """The run in CTranslate2's form: as it was written before, if its weights are still those; else written now, and
-    what is older removed. A run that cannot be written to has its model in a temporary place."""
+    what is older than a day removed. A run that cannot be written to has its model in a temporary place."""
     state = (run / "model.safetensors").stat()
     home = run / "ctranslate2"
     folder = home / f"{state.st_size}-{state.st_mtime_ns}"
@@ -347,6 +349,6 @@ def converted(predictor: Predictor, run: Path) -> Path:
         write(predictor, run, folder, "float32")
         return folder
     for other in home.iterdir():
-        if other.name != folder.name and not other.name.endswith(".part"):
+        if time.time() - other.stat().st_mtime > DAY:  # one that is younger may be in use by a server
             shutil.rmtree(other, ignore_errors=True)
     return folder

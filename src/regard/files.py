@@ -301,13 +301,16 @@ def story_files(path: str, settings: StoryData) -> Iterator[tuple[str, bytes]]:
     if not tarfile.is_tarfile(io.BytesIO(raw)):
         yield path, raw
         return
-    with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
-        members = [(TASK.match(Path(member.name).name), member) for member in archive.getmembers() if member.isfile()]
-        wanted = [(int(match[1]), member) for match, member in members if match]
-        for task, member in sorted(wanted, key=lambda pair: pair[0]):
-            file = archive.extractfile(member)
-            if file is not None and (not settings.tasks or task in settings.tasks):
-                yield f"{path}/{Path(member.name).name}", file.read()
+    try:
+        with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
+            files = [(TASK.match(Path(member.name).name), member) for member in archive.getmembers() if member.isfile()]
+            wanted = [(int(match[1]), member) for match, member in files if match]
+            for task, member in sorted(wanted, key=lambda pair: pair[0]):
+                file = archive.extractfile(member)
+                if file is not None and (not settings.tasks or task in settings.tasks):
+                    yield f"{path}/{Path(member.name).name}", file.read()
+    except tarfile.TarError as error:
+        raise DataError(f"{path} is a damaged archive: {error}. Get it again.") from error
 
 
 TASK = re.compile(r"qa(\d+)_.*train")

@@ -5,10 +5,12 @@ headers and is counted, and what breaks is answered with JSON. Below it, `Server
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
 import os
+import socket
 import time
 from types import FrameType
 from typing import Any
@@ -227,6 +229,12 @@ class Server(uvicorn.Server):
             self.should_exit = self.force_exit = True
         self.service.batcher.closing = True
         self.stop_at = time.monotonic() + self.service.settings.linger
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in sockets or ():
+            with contextlib.suppress(OSError):  # other processes hold it too: closed here alone, it would go on ringing
+                listener.shutdown(socket.SHUT_RDWR)
+        await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         orphan = self.parent is not None and os.getppid() != self.parent

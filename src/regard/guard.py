@@ -12,9 +12,10 @@ import torch
 from regard.batch import Framed
 from regard.config import DecodeConfig
 from regard.encoders import TextEncoder
+from regard.limits import longest
 from regard.models import Language
 from regard.predict import Output, Predictor
-from regard.text import EOS
+from regard.text import unframed
 
 PHRASE = 8
 """The longest phrase, in tokens, whose repetition is looked for."""
@@ -91,8 +92,7 @@ def judged(predictor: Predictor, source: Sequence[int], output: Output, settings
         return []
     if isinstance(predictor.model, Language):  # what it wrote is neither short nor too long, but may loop
         return flags(source, output, len(output.tokens) + 1, least=0.0, spell=predictor.target.decode)
-    longest = int(torch.tensor(len(source) + 1) * settings.max_ratio) + settings.max_extra  # as decode.py rounds
-    limit = min(longest, 2 * predictor.config.text.max_length)
+    limit = min(int(longest(torch.tensor(len(source) + 1), settings)), 2 * predictor.config.text.max_length)
     least = 1 / 3 if predictor.target is predictor.source else 1 / 20
     return flags(source, output, limit, least=least, spell=predictor.target.decode)
 
@@ -102,7 +102,7 @@ def guarded(
 ) -> list[Answer]:
     """The answers to a source with their flags. With `retry`, a text whose first answer is flagged is decoded again
     without repeated trigrams; the second try is kept if it has fewer flags and is not much unlikelier."""
-    ids = [i for i in source.ids if i > EOS]
+    ids = unframed(source.ids)
     first = [Answer(output, judged(predictor, ids, output, settings)) for output in outputs]
     if not retry or not first[0].flags or 0 < settings.no_repeat <= 3:
         return first

@@ -156,6 +156,11 @@ TAG = re.compile(
 """What is not text in HTML, whole or broken off. (html.parser takes quadratic time for some and stops at others.)"""
 
 
+BLANK = re.compile(r"\s+")
+SPACE = re.compile(r"\s+|&(?:nbsp|ensp|emsp|thinsp|#160|#xa0);", re.IGNORECASE)
+"""White space of a text, and of HTML."""
+
+
 def pieces(document: str, form: str) -> list[Piece]:
     """A document as pieces that make it up again; white space around text is a piece of its own. Signs alone, as a full
     stop behind a tag, are no text of HTML."""
@@ -163,17 +168,24 @@ def pieces(document: str, form: str) -> list[Piece]:
         return [part for line in document.splitlines(keepends=True) for part in trimmed(line)]
     found, place = [], 0
     for tag in TAG.finditer(document):
-        found += [*trimmed(document[place : tag.start()]), Piece(tag[0], False)]
+        found += [*trimmed(document[place : tag.start()], SPACE), Piece(tag[0], False)]
         place = tag.end()
-    found += trimmed(document[place:])
-    return [piece._replace(is_text=piece.is_text and any(map(str.isalnum, piece.raw))) for piece in found]
+    found += trimmed(document[place:], SPACE)
+    return [
+        piece._replace(is_text=piece.is_text and any(map(str.isalnum, html.unescape(piece.raw)))) for piece in found
+    ]
 
 
-def trimmed(raw: str) -> list[Piece]:
+def trimmed(raw: str, space: re.Pattern[str] = BLANK) -> list[Piece]:
     """Text without the white space around it, and that space."""
-    text = raw.strip()
-    before = raw.index(text)
-    parts = (Piece(raw[:before], False), Piece(text, True), Piece(raw[before + len(text) :], False))
+    start, end = 0, len(raw)
+    while before := space.match(raw, start):
+        start = before.end()
+    for after in reversed(list(space.finditer(raw, start))):
+        if after.end() != end:
+            break
+        end = after.start()
+    parts = (Piece(raw[:start], False), Piece(raw[start:end], True), Piece(raw[end:], False))
     return [part for part in parts if part.raw]
 
 

@@ -45,14 +45,19 @@ def asked(
 ) -> Asked:
     """Sources (sentences, source) with the limits of a configuration. Outputs begin with their prefix; none has more
     than `most` tokens: a limit for all, or (sentences,)."""
-    longest = (lengths * config.max_ratio).long() + config.max_extra
-    longest = longest if most is None else longest.clamp(max=most)
+    room = longest(lengths, config)
+    room = room if most is None else room.clamp(max=most)
     prefix = torch.full((len(source), max(map(len, prefixes or [[]]))), PAD)
     for row, tokens in enumerate(prefixes or []):
         prefix[row, : len(tokens)] = torch.tensor(tokens)
-    longest = torch.maximum(longest, (prefix != PAD).sum(1).to(longest.device))
-    least = torch.full_like(longest, config.min_length)
-    return Asked(source, lengths, Limits(longest, least, prefix.to(source.device)))
+    room = torch.maximum(room, (prefix != PAD).sum(1).to(room.device))
+    least = torch.full_like(room, config.min_length)
+    return Asked(source, lengths, Limits(room, least, prefix.to(source.device)))
+
+
+def longest(lengths: Tensor, config: DecodeConfig) -> Tensor:
+    """The most tokens that the outputs of sources of these lengths may have, by a configuration."""
+    return (lengths * config.max_ratio).long() + config.max_extra
 
 
 Length = TypeVar("Length", float, Tensor)

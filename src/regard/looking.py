@@ -42,7 +42,7 @@ from regard.picture import save_grid, save_map
 from regard.position import linear_bias
 from regard.predict import Output, Predictor
 from regard.recording import record, watch
-from regard.text import BOS, EOS, SPECIAL, clean
+from regard.text import BOS, EOS, SPECIAL, clean, unframed
 
 
 @dataclass(frozen=True)
@@ -330,10 +330,11 @@ def look(
         settings = settings.model_copy(update={"beam": 1, "sample": False, "max_ratio": 0.0, "max_extra": 0})
         return Look(predictor, text, predictor.predict([text], settings=settings, prefixes=[target])[0])
     if type(predictor.model) is TextEncoder:
+        predictor.encoded([text])  # says whether it is cut
         return Look(predictor, text, [Output("", 0.0, [])])
     answers = predictor.predict([text], settings=settings, best=best)[0]
-    source = [i for i in predictor.encode(text).ids if i > EOS]
-    return Look(predictor, text, answers, judged(predictor, source, answers[0], settings))
+    source = predictor.encode(text)
+    return Look(predictor, text, answers, judged(predictor, unframed(source.ids), answers[0], settings))
 
 
 def agreed(there: Look, back: Look) -> list[tuple[str, str]]:

@@ -97,7 +97,7 @@ class Predictor:
             raise InputError(
                 "predict wants several texts, a prefix for each if any, and at least one answer; call it with one text."
             )
-        sources = [self.encode(text, f"text {number}") for number, text in enumerate(texts, first)]
+        sources = self.encoded(texts, first=first)
         prefixes = prefixes or [""] * len(sources)
         if len(prefixes) != len(sources):
             raise InputError(f"{len(prefixes)} prefixes came for {len(sources)} texts; each text needs its own.")
@@ -176,6 +176,12 @@ class Predictor:
                 gone = True
             yield task.result()[0][0].text[said:]
 
+    def encoded(self, texts: Iterable[str], what: str = "text", first: int = 1) -> list[Framed]:
+        """Texts as the model reads them; those that are cut are counted. Errors count from `first`."""
+        found = [self.encode(text, f"{what} {number}") for number, text in enumerate(texts, first)]
+        self.cut += sum(one.length > self.config.text.max_length for one in found)
+        return found
+
     def encode(self, text: str, where: str = "the text") -> Framed:
         """A text to predict as the model reads it; nothing for white space; too long is cut by setting, else an
         error. A prompt that is cut leaves half of the context to what is written."""
@@ -192,7 +198,6 @@ class Predictor:
                 f"{where} has {framed_.length:,} tokens, this model takes at most {most:,}. Split it, or let it be cut "
                 "with --set text.longer=cut."
             )
-        self.cut += framed_.length > most
         if isinstance(self.model, Language) and framed_.length > most:
             ids, offsets, lead, keep = framed_.ids, framed_.offsets, framed_.ids[:1] == [BOS], most // 2
             kept = ids[:lead] + ids[lead:][-keep:], offsets[:lead] + offsets[lead:][-keep:]
@@ -282,16 +287,18 @@ class Predictor:
         out = []
         for source, (starts, ends) in zip(sources, logits, strict=True):
             totals = starts[:, None] + ends
-            allowed = torch.ones_like(totals, dtype=torch.bool).triu().tril(self.model.longest - 1)
-            most = min(4 * best + 8, totals.numel())  # some differ in white space alone
+            visible = torch.tensor([not source.text[a:b].isspace() for a, b in source.offsets])
+            near = torch.ones_like(totals, dtype=torch.bool).triu().tril(self.model.longest - 1)
+            allowed = near & visible & visible[:, None]
+            most = min(4 * best + 8, totals.numel())  # tokens may be the bytes of one character
             scores, places = totals.masked_fill(~allowed, -torch.inf).flatten().topk(most)
             found: dict[Any, Output] = {}
             for score, place in zip(scores.tolist(), places.tolist(), strict=True):
                 if score > -1e30:  # what is not in the context is impossible
                     answer = part(source, place // len(ends), place % len(ends), score)
                     found.setdefault(answer.span, answer)
-            found = {span: answer for span, answer in found.items() if answer.text}
-            out.append(list(found.values())[:best])
+            answers = [answer for answer in found.values() if answer.text]
+            out.append(answers[:best] or [Output("", math.log(1e-30), [], (0, 0))])  # only white space is left of it
         return out
 
     def output(self, hypothesis: Hypothesis, prompt: Sequence[int] = ()) -> Output:

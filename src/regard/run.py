@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from regard.batch import Batch, Pair, answerable, encode, epoch, joined, padding_share, updates, windows
+from regard.batch import Batch, Pair, answerable, encode, epoch, joined, known_labels, padding_share, updates, windows
 from regard.checkpoint import (
     create,
     fill,
@@ -120,6 +120,8 @@ def prepare(config: Config, run: Path | None = None) -> Prepared:
     source = load_vocabularies(pretrained)[0] if pretrained else source
     ledger = splits.ledgers["train"]
     pairs = encode(splits.train, source, target or source, config.text, ledger, config.model)
+    if target and config.text.target and config.text.target.kind == "label":
+        known_labels(splits.valid, target)
     if not pairs:
         hint = ' Raise text.max_length, or set text.longer = "cut".' if "too long" in ledger.dropped else ""
         raise DataError(f"no training example is left. {'; '.join(map(str.strip, ledger.lines()))}.{hint}")
@@ -247,6 +249,7 @@ def fit(
     run, config = Path(run), prepared.config
     place = choose(device)
     saved = load_state(run)
+    device_before, _, products = (saved[1].get("precision", "") if saved else "").partition(" ")
 
     def say(text: str) -> None:
         report(Event("note", 0, {"text": text}))
@@ -277,7 +280,7 @@ def fit(
         validate=validate,
         better=better(settings.metrics[0]),
         report=note,
-        precision=precision(place, config.train.precision),
+        precision=precision(place, products if device_before == place.type else config.train.precision),
         stop=stop,
     )
     if isinstance(model, Classifier) and not stop():

@@ -18,8 +18,8 @@ BOUNDS: dict[str, dict[str, float]] = {
     "max_ratio": {"le": 10},
     "max_extra": {"le": 1000},
     "no_repeat": {"le": 32},
+    "min_length": {"le": 1000},
     "temperature": {"ge": 0.01, "le": 100},
-    "top_k": {"le": 2**31 - 1},
 }
 """How far a client may go, beside the bounds that the settings have themselves."""
 

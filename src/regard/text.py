@@ -28,6 +28,11 @@ class Tokens(NamedTuple):
     offsets: list[tuple[int, int]]
 
 
+def unframed(ids: Iterable[int]) -> list[int]:
+    """Ids without <pad>, <bos> and <eos>; an unknown word is a word."""
+    return [i for i in ids if i == UNK or i > EOS]
+
+
 class Vocabulary:
     """One side's text <-> ids. The first four ids are <pad>, <unk>, <bos> and <eos>."""
 
@@ -93,8 +98,7 @@ class Vocabulary:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; <pad>, <bos> and <eos> say nothing."""
-        known = [i for i in ids if i == UNK or i > EOS]
-        text: str = self.tokenizer.decode(known, skip_special_tokens=False)
+        text: str = self.tokenizer.decode(unframed(ids), skip_special_tokens=False)
         return unicodedata.normalize("NFC", text) if self.composed else text
 
     def continued(self, before: Sequence[int], ids: Sequence[int]) -> str:

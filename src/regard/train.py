@@ -49,6 +49,8 @@ class Progress:
     """Validations since the best."""
     checkpoints: list[int] = field(default_factory=list)
     """Steps of the weights files to average."""
+    precision: str = ""
+    """The device and the kind of its products, which may have been measured: a resumed training stays with it."""
 
 
 def rate(step: int, config: TrainConfig) -> float:
@@ -112,6 +114,7 @@ def train(
     as a list of batches."""
     optimizer = optimizer_of(model, config)
     progress = resume(model, optimizer, run)
+    progress.precision = f"{next(model.parameters()).device.type} {str(precision).removeprefix('torch.')}"
     began = time.monotonic() - progress.seconds
     model.train()
     for group in batches(progress.step):

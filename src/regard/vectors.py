@@ -51,7 +51,7 @@ def states(
     if isinstance(texts, str):
         raise InputError("several texts are wanted, as a list; one text alone came.")
     device = next(model.parameters()).device
-    rows = [predictor.encode(text, f"line {number}") for number, text in enumerate(texts, 1)]
+    rows = predictor.encoded(texts, "line")
     if not rows:
         raise InputError("no text came: give at least one line.")
     found: dict[int, Tensor] = {}

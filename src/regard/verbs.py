@@ -82,12 +82,11 @@ def answers_to(
     try:
         return answered(lines), None
     except InputError as error:
-        count, cut = 0, predictor.cut
+        count = 0
         with contextlib.suppress(InputError):
             for line in lines:
                 predictor.encode(line)
                 count += 1
-        predictor.cut = cut
         if count == len(lines):
             raise
         return answered(lines[:count]), error

@@ -206,7 +206,7 @@ class Batcher:
                     self.running.append(Batch(jobs, started(jobs), time.monotonic()))
             if self.running:
                 await self.loop.run_in_executor(self.pool, self.turns)
-            elif not self.waiting:
+            elif not self.waiting and not self.closing:
                 self.news.clear()
                 await self.news.wait()
 
@@ -238,7 +238,8 @@ class Batcher:
             fits = first is not None and job.key == first.key and len(batch) < self.settings.batch_items
             (batch if fits else rest).append(job)
         self.queue(rest)
-        self.metrics.batch.observe(len(batch))
+        if batch:
+            self.metrics.batch.observe(len(batch))
         return batch
 
     def turns(self) -> None:

@@ -23,6 +23,7 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from regard.errors import ConfigError
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 REST = 1.0
 """Seconds before a process that broke down is replaced, so that one that cannot live does not busy the machine."""
 
@@ -81,19 +82,23 @@ def supervise(sockets: Sequence[socket.socket], work: Callable[[socket.socket], 
                 os.kill(process.pid or 0, number)
 
     working = [started(work, one) for one in sockets]
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    while any(process.is_alive() for process in working):
-        wait([process.sentinel for process in working if process.is_alive()])
+    for number in SIGNALS:
+        signal.signal(number, stop)
+    while alive := [process for process in working if process.is_alive()]:
+        wait([process.sentinel for process in alive])
         for place, process in enumerate(working):
-            if not process.is_alive() and not stopping:
-                mark_process_dead(process.pid or 0)  # type: ignore[no-untyped-call]
-                print(
-                    f"worker {process.pid} broke down (status {process.exitcode}); another takes its place.",
-                    file=sys.stderr,
-                )
-                time.sleep(REST)
+            if process.is_alive() or stopping:
+                continue
+            mark_process_dead(process.pid or 0)  # type: ignore[no-untyped-call]
+            print(
+                f"worker {process.pid} broke down (status {process.exitcode}); another takes its place.",
+                file=sys.stderr,
+            )
+            time.sleep(REST)
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # else one might come before the newcomer is known
+            if not stopping:
                 working[place] = started(work, sockets[place])
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def started(work: Callable[[socket.socket], None], listener: socket.socket) -> BaseProcess:
@@ -101,8 +106,9 @@ def started(work: Callable[[socket.socket], None], listener: socket.socket) -> B
 
     def begin() -> None:
         os.setpgrp()  # Ctrl-C reaches the parent, which passes it on
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         work(listener)
 
     process = multiprocessing.get_context("fork").Process(target=begin)
