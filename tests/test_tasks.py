@@ -1,5 +1,6 @@
 """docs/tasks.md, cell by cell: every verb of every task, on small data of the same form."""
 
+import ast
 import gzip
 import io
 import json
@@ -13,6 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 from test_examples import free_port, served
+
+from regard.run import fresh
+from regard.toml import read
 
 ROOT = Path(__file__).parent.parent
 VERBS = ("train", "predict", "evaluate", "look", "serve")
@@ -118,3 +122,31 @@ def test_the_table_names_every_verb_of_every_task():
     for task, commands in rows().items():
         for verb, command in commands.items():
             assert f"regard {verb} " in command, (task, verb)
+
+
+def test_files_of_your_own_data(tmp_path, monkeypatch):
+    """The settings that the page shows are whole, and read what it says they read."""
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"number {n} is fine,{'good' if n % 2 else 'bad'}\n" for n in range(1200))
+    Path("reviews.csv").write_text("text,label\n" + rows, encoding="utf-8")
+    Path("book.txt").write_text("It was the best of times. " * 400, encoding="utf-8")
+    asked = [{"question": f"Who is {n}?", "answers": [{"text": f"Ann{n}", "answer_start": 0}]} for n in range(600)]
+    paragraphs = [{"context": f"Ann{n} is {n}.", "qas": [one]} for n, one in enumerate(asked)]
+    Path("train.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}), encoding="utf-8")
+    text = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```toml\n# (\S+)\n(.*?)```", text, re.DOTALL)
+    assert [name for name, _ in blocks] == ["classify.toml", "continue.toml", "answer.toml"]
+    for name, block in blocks:
+        Path(name).write_text(block, encoding="utf-8")
+        prepared = fresh(read(name, ["text.source.size=300"]), tmp_path / name.removesuffix(".toml"))
+        assert prepared.splits.valid
+        assert prepared.pairs
+
+
+def test_training_in_python(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    small = ["train.steps=3", "train.validate_every=3", "data.examples=200", "data.valid=9", "data.test=9"]
+    exec(block.replace('["train.steps=200"]', repr(small)), {})
+    assert set(ast.literal_eval(capsys.readouterr().out)) == {"exact", "per"}

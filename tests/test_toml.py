@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from settings_page import PARTS, page
 
 from regard import config, corpus, toml
 from regard.errors import ConfigError
+from regard.settings import Settings
 
 REVERSE = '[data]\nkind = "reverse"\n[model]\nkind = "transformer"\n'
 TABLE = '[data]\nkind = "tsv"\ntrain = ["a.tsv"]\n[model]\nkind = "rnn"\n'
@@ -285,3 +287,13 @@ def test_missing_environment_variable_of_a_recipe_says_how_to_obtain(monkeypatch
     message = refusal(toml.read, "multi30k")
     assert "the environment variable $REGARD_DATA is not set" in message
     assert toml.parse(toml.recipes()["multi30k"]).data.obtain in message
+
+
+def test_the_page_of_settings_is_what_they_say():
+    path = Path(__file__).parents[1] / "docs" / "settings.md"
+    assert path.read_text(encoding="utf-8") == page(), "python tests/settings_page.py > docs/settings.md"
+    assert "| |\n" not in page()  # every setting has words
+    groups = {group for _, _, some in PARTS for group in some}
+    every = [config, corpus]
+    known = {one for module in every for one in vars(module).values() if isinstance(one, type)}
+    assert {one for one in known if issubclass(one, Settings)} - {Settings, config.Config} == groups

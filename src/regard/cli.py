@@ -23,7 +23,7 @@ app = typer.Typer(
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting, as in --set train.steps=200.")
 ]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A directory that `regard train` made.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A directory that `regard train` or `import` made.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Engine = Annotated[str, typer.Option(help="What decodes: regard or ctranslate2.")]
 
@@ -157,7 +157,7 @@ def predict(
 def evaluate(
     run: Run,
     split: Annotated[str, typer.Option(help="test, valid or train.")] = "test",
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
     outputs: Annotated[Path | None, typer.Option(help="Also write the outputs to this file, a line each.")] = None,
     changes: Changes = None,
     device: Device = "auto",
@@ -178,11 +178,11 @@ def evaluate(
 @app.command()
 def look(
     run: Run,
-    text: Annotated[str, typer.Argument(help="A source text.")],
+    text: Annotated[str, typer.Argument(help="A text; for a model that answers, question, tab, context.")],
     file: Annotated[Path | None, typer.Option("--out", help="Write .html, .json, .png, .svg or .pdf.")] = None,
     name: Annotated[str | None, typer.Option("--map", help="One attention by name; all: every head.")] = None,
     head: Annotated[
-        int | None, typer.Option(min=0, help="One head of it, from 0; by default the mean, with --token 0.")
+        int | None, typer.Option(min=0, help="One head of it, from 0; else their mean (with --token, head 0).")
     ] = None,
     token: Annotated[int | None, typer.Option(min=0, help="Calculate this row, number by number.")] = None,
     target: Annotated[str | None, typer.Option(help="Look at this answer instead of the model's own.")] = None,
@@ -267,7 +267,8 @@ def serve(
     device: Device = "auto",
     engine: Engine = "regard",
 ) -> None:
-    """Serve runs over HTTP: a page, an API (/docs), and LibreTranslate's protocol. Ctrl-C finishes, then stops.
+    """Serve runs over HTTP: a page, an API (/docs), LibreTranslate's protocol, OpenAI's completions. Ctrl-C
+    finishes, then stops.
 
     Examples: `regard serve runs/n`, `regard serve runs/en-de runs/de-en --port 8000 --set serve.max_queue=64`
     """

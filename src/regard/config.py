@@ -25,9 +25,11 @@ class Tokenization(Settings):
     min_count: Count = 1
     """Words or characters seen less often in training become <unk>."""
     normalize: Literal["none", "nfc", "nfkc"] = "nfc"
+    """Unicode normalization."""
     jamo: bool = False
     """Decompose Korean syllables (and other composed letters) into their parts; put together again in the output."""
     lowercase: bool = False
+    """Whether capitals are read as small letters."""
     separator: str = ""
     """Between several labels of one text, for label."""
 
@@ -36,7 +38,9 @@ class TextConfig(Settings):
     """Both sides; without `target`, one vocabulary serves both."""
 
     source: Tokenization = Tokenization()
+    """How the source becomes tokens, as below."""
     target: Tokenization | None = None
+    """How the target does."""
     languages: tuple[str, str] = ("source", "target")
     """Codes of the two sides' languages (ISO 639), by which the server offers them."""
     max_length: Count = 256
@@ -53,26 +57,33 @@ class EmbeddedConfig(Settings):
     """What every sequence-to-sequence model shares."""
 
     dropout: Share = 0.1
+    """The share of numbers that training blanks, drawn anew every time."""
     tied: bool = True
     """The output layer is the target embedding; with one vocabulary the source embedding is that one too."""
     source_vectors: str | None = None
     """A text file of word vectors (as word2vec, GloVe and fastText ship them) for the source embedding."""
     target_vectors: str | None = None
+    """The same for the target."""
     freeze_vectors: bool = False
     """Keep an embedding that was loaded as it is, the random vectors of words that the file lacks among it."""
 
 
 class RNNConfig(EmbeddedConfig):
-    """Recurrent encoder and decoder (A1), with attention (A2) unless `attention` is "none"."""
+    """Recurrent encoder and decoder (A1), with attention (A2) unless that is "none"."""
 
     kind: Literal["rnn"]
     cell: Literal["rnn", "gru", "lstm"] = "gru"
+    """How a state becomes the next."""
     size: Count = 256
     """Of the states; a bidirectional encoder gives half of it to each direction."""
     embedding: Count = 256
+    """Numbers of a token's vector."""
     layers: Count = 1
+    """On top of each other."""
     bidirectional: bool = True
+    """Whether the encoder reads from both ends."""
     attention: Literal["none", "dot", "scaled dot", "general", "additive"] = "additive"
+    """How the decoder's state is compared with the encoder's."""
 
     @model_validator(mode="after")
     def directions_divide_size(self) -> "RNNConfig":
@@ -85,19 +96,28 @@ class BlockConfig(Settings):
     """What every Transformer shares."""
 
     size: Count = 512
+    """Numbers of a token's vector."""
     feedforward: Count = 2048
+    """Numbers between the two maps of the feed-forward part."""
     heads: Count = 8
+    """Attentions side by side in a layer; they share the size among them."""
     key_heads: Count | None = None
     """Heads of keys and values, each shared by as many heads of queries; None: as many as `heads`."""
     norm: Literal["pre", "post"] = "pre"
+    """Whether norms stand before the parts of a block or behind the sums."""
     norm_kind: Literal["layer", "rms"] = "layer"
+    """By mean and variance, or by the root of the mean square alone."""
     epsilon: Annotated[float, Field(gt=0)] = 1e-5
     """What a norm adds to the variance."""
     activation: Literal["relu", "gelu", "gelu tanh", "silu"] = "relu"
+    """Of the feed-forward part."""
     gated: bool = False
     """Whether the activation of one widened input multiplies another (Shazeer 2020)."""
     positions: Literal["sinusoidal", "learned", "rotary", "linear", "none"] = "sinusoidal"
+    """How tokens know their order: sines or learned vectors that are added, turned queries and keys, or a bias by
+    distance."""
     rotary_base: Annotated[float, Field(gt=0)] = 10_000.0
+    """Of the slowest turn."""
     bias: bool = True
     """Whether the linear maps of blocks have a bias, and that of a language model's output is learned."""
     embedding_scale: bool = True
@@ -105,6 +125,7 @@ class BlockConfig(Settings):
     embedding_norm: bool = False
     """Whether embeddings, with their positions, are normed."""
     dropout: Share = 0.1
+    """The share of numbers that training blanks, drawn anew every time."""
 
     @model_validator(mode="after")
     def heads_divide_size(self) -> "BlockConfig":
@@ -122,7 +143,9 @@ class TransformerConfig(BlockConfig, EmbeddedConfig):
 
     kind: Literal["transformer"]
     encoder_layers: Count = 6
+    """Blocks that read."""
     decoder_layers: Count = 6
+    """Blocks that write."""
     copy_source: bool = False
     """Whether the output may copy tokens of the source: a learned share of every step's probability is that step's
     attention to the source (See 2017). Needs one vocabulary for both sides."""
@@ -133,6 +156,7 @@ class LanguageConfig(BlockConfig):
 
     kind: Literal["language"]
     layers: Count = 6
+    """Blocks."""
     tied: bool = True
     """Whether the output layer is the embedding."""
     begin: bool = True
@@ -140,6 +164,7 @@ class LanguageConfig(BlockConfig):
     source_vectors: str | None = None
     """A text file of word vectors for the embedding."""
     freeze_vectors: bool = False
+    """Whether they stay as they are."""
 
 
 class EncoderConfig(BlockConfig):
@@ -147,9 +172,11 @@ class EncoderConfig(BlockConfig):
 
     kind: Literal["encoder"]
     layers: Count = 6
+    """Blocks."""
     source_vectors: str | None = None
     """A text file of word vectors for the embedding."""
     freeze_vectors: bool = False
+    """Whether they stay as they are."""
     window: Annotated[int, Field(ge=0)] = 0
     """Neighbours on either side that every token is mixed with before the blocks, by a convolution; 0: none (A5)."""
     token_dropout: Share = 0.0
@@ -206,13 +233,17 @@ class TrainConfig(Settings):
     accumulate: Count = 1
     """Batches per update."""
     optimizer: Literal["adam", "adamw"] = "adam"
+    """adamw takes the decay off the weights themselves, not through their gradients."""
     rate: Annotated[float, Field(gt=0)] = 1e-3
     """Peak learning rate."""
     schedule: Literal["inverse sqrt", "cosine", "constant"] = "inverse sqrt"
+    """How the rate falls after its peak."""
     warmup: Annotated[int, Field(ge=0)] = 400
     """Updates over which the rate grows from zero to its peak."""
     betas: tuple[Share, Share] = (0.9, 0.98)
+    """Of Adam: how long gradients and their squares are remembered."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """How strongly weights are drawn to zero."""
     clip: Annotated[float, Field(gt=0)] = 1.0
     """Largest norm of the gradient; inf does not clip."""
     smoothing: Share = 0.1
@@ -230,6 +261,7 @@ class TrainConfig(Settings):
     patience: Count | None = None
     """Validations without a better score before training stops early."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+    """Of the first weights, the order of batches, dropout and generated data."""
 
 
 class DecodeConfig(Settings):
@@ -242,14 +274,19 @@ class DecodeConfig(Settings):
     max_ratio: Annotated[float, Field(ge=0, le=1000)] = 1.5
     """An output has at most max_ratio times the source's tokens + max_extra."""
     max_extra: Annotated[int, Field(ge=1, le=10**6)] = 20
+    """See `max_ratio`."""
     no_repeat: Annotated[int, Field(ge=0, le=10**6)] = 0
     """No n-gram of this size comes twice; 0 allows all."""
     sample: bool = False
     """Draw tokens instead of searching for the best."""
     temperature: Annotated[float, Field(ge=0.001)] = 1.0
+    """When drawing: below 1 the likely become likelier."""
     top_k: Annotated[int, Field(ge=1, le=10**6)] | None = None
+    """When drawing: only from so many of the likeliest tokens."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """When drawing: only from the likeliest tokens that together have this probability."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+    """When drawing: the same seed gives the same answers."""
     min_length: Annotated[int, Field(ge=0, le=10**6)] = 0
     """Tokens that an output has at least, as far as the limit above allows."""
     slide: bool = False
@@ -270,6 +307,7 @@ class EvaluateConfig(Settings):
     """What is measured; the first metric decides which checkpoint is best."""
 
     metrics: Annotated[tuple[Metric, ...], Field(min_length=1)] = ("bleu", "chrf", "exact", "perplexity")
+    """Several, by name (docs/tasks.md says which fit which task)."""
     group: bool = False
     """Whether several targets of one source are all right answers to it (pronunciations), not examples of their own."""
     buckets: tuple[Count, ...] = (5, 10, 15, 20, 30, 50)

@@ -22,7 +22,9 @@ class Sides(Settings):
     """One split of parallel text: line n of the sources belongs to line n of the targets."""
 
     source: Paths
+    """Files of one side."""
     target: Paths
+    """Files of the other, as many lines."""
 
 
 class ParallelData(FileData):
@@ -30,74 +32,70 @@ class ParallelData(FileData):
 
     kind: Literal["parallel"]
     train: Sides
+    """Files to learn from."""
     valid: Sides | None = None
+    """Files that choose the best weights."""
     test: Sides | None = None
+    """Files for the final score."""
 
 
-class TableData(FileData):
+class ListedData(FileData):
+    """What formats of one file for both sides share."""
+
+    train: Paths
+    """Files to learn from."""
+    valid: Paths = ()
+    """Files that choose the best weights."""
+    test: Paths = ()
+    """Files for the final score."""
+
+
+class TableData(ListedData):
     """Both sides in one file: tab- or comma-separated."""
 
     kind: Literal["tsv", "csv"]
-    train: Paths
-    valid: Paths = ()
-    test: Paths = ()
     source: str | Annotated[int, Field(ge=0)] = 0
     """A column: its number from 0 (the file has no header), or its name (the first row is a header)."""
     target: str | Annotated[int, Field(ge=0)] = 1
     """As `source`."""
 
 
-class JsonData(FileData):
+class JsonData(ListedData):
     """A JSON object on every line."""
 
     kind: Literal["jsonl"]
-    train: Paths
-    valid: Paths = ()
-    test: Paths = ()
     source: str = "source"
     """The field that holds the source."""
     target: str = "target"
     """The field that holds the target."""
 
 
-class LabelledData(FileData):
+class LabelledData(ListedData):
     """A label, a space or a tab, and the text it belongs to, on every line."""
 
     kind: Literal["labelled"]
-    train: Paths
-    valid: Paths = ()
-    test: Paths = ()
 
 
-class StoryData(FileData):
+class StoryData(ListedData):
     """bAbI: numbered sentences, among them questions with their answer and supporting facts, separated by tabs. Each
     question becomes an example with the story before it. Files, or tar archives of them."""
 
     kind: Literal["babi"]
-    train: Paths
-    valid: Paths = ()
-    test: Paths = ()
     tasks: tuple[int, ...] = ()
     """Of an archive, the files qa<task>_*; without any, all."""
 
 
-class SquadData(FileData):
+class SquadData(ListedData):
     """SQuAD's JSON form (KorQuAD has it too): data > paragraphs > context, qas > question, answers > text,
     answer_start."""
 
     kind: Literal["squad"]
-    train: Paths
-    valid: Paths = ()
-    test: Paths = ()
 
 
-class DocumentData(FileData):
+class DocumentData(ListedData):
     """Texts to continue: a whole text file is one document; of JSONL, every line holds one."""
 
     kind: Literal["text"]
-    train: Paths
-    valid: Paths = ()
-    test: Paths = ()
     field: str = "text"
     """Of a file that ends in .jsonl (or .jsonl.gz), the field that holds the document."""
     valid_share: Share = 0.0
@@ -118,7 +116,9 @@ class GeneratedData(Settings):
     examples: Count = 20_000
     """Training examples."""
     valid: Count = 500
+    """Validation examples."""
     test: Count = 2000
+    """Test examples."""
 
 
 class ReverseData(GeneratedData):
@@ -126,8 +126,11 @@ class ReverseData(GeneratedData):
 
     kind: Literal["reverse"]
     shortest: Count = 1
+    """Letters at least."""
     longest: Count = 12
+    """Letters at most."""
     letters: Annotated[int, Field(ge=2, le=26)] = 26
+    """Different letters."""
 
     @model_validator(mode="after")
     def shortest_is_not_longer(self) -> "ReverseData":
@@ -153,7 +156,9 @@ class DatesData(GeneratedData):
     languages: Annotated[tuple[str, ...], Field(min_length=1)] = ("en", "de", "ko", "fr", "es")
     """Locales of babel."""
     first_year: Annotated[int, Field(ge=1, le=9999)] = 1900
+    """The earliest."""
     last_year: Annotated[int, Field(ge=1, le=9999)] = 2099
+    """The latest."""
 
     @model_validator(mode="after")
     def first_year_is_not_later(self) -> "DatesData":

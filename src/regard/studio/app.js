@@ -13,7 +13,7 @@
     empty: "Type something, and the answer appears here. Touch a word of it to see what it looked at.",
     nobody: "The server does not answer. Is it still running?", strange: "The server answered {status}.",
     changed: "The answer has changed meanwhile; ask again.", longest: "at most {count} tokens",
-    none: "This server has no run to ask.", stop: "Stop", max_tokens: "Most tokens", question: "Question",
+    none: "This server has no run to ask.", stop: "Stop", max_tokens: "Tokens at most", question: "Question",
     "translate text": "Text", "classify text": "Text", "continue text": "Beginning", "answer text": "Context",
     "embed text": "Text", "translate submit": "Answer", "classify submit": "Classify", "continue submit": "Continue",
     "answer submit": "Answer", "embed submit": "Look", writing: "Continuation", random: "random",
@@ -27,7 +27,7 @@
     "key field": "API 키", copy: "링크 복사", copied: "복사했습니다", looking: "모델이 본 것",
     beam: "빔 크기", length_penalty: "길이 벌점", no_repeat: "반복하지 않을 n-그램 크기", best: "답의 수", sample: "샘플링",
     temperature: "온도", top_k: "상위 k", top_p: "상위 p", seed: "시드", off: "끔",
-    empty: "무엇이든 입력하면 여기에 답이 나옵니다. 답의 단어에 손을 대면 그 단어가 본 곳이 보입니다.",
+    empty: "무엇이든 입력하면 여기에 답이 나옵니다. 답의 단어를 가리키거나 누르면 그 단어가 어디를 보았는지 나타납니다.",
     nobody: "서버가 응답하지 않습니다. 아직 실행 중인가요?", strange: "서버가 {status}(으)로 답했습니다.",
     changed: "그사이 답이 바뀌었습니다. 다시 물어보세요.", longest: "최대 {count}토큰", none: "이 서버에는 물어볼 모델이 없습니다.",
     stop: "멈추기", max_tokens: "최대 토큰 수", question: "질문",
@@ -35,7 +35,7 @@
     "translate submit": "답하기", "classify submit": "분류하기", "continue submit": "이어 쓰기", "answer submit": "답하기",
     "embed submit": "들여다보기", writing: "이어 쓴 글", random: "무작위",
     "continue empty": "첫머리를 입력하면 모델이 토큰을 하나씩 이어 씁니다. 그다음 토큰마다 본 곳을 볼 수 있습니다.",
-    "classify empty": "무엇이든 입력하면 분류마다 확률과 본 곳이 나옵니다.",
+    "classify empty": "무엇이든 입력하면 클래스마다 확률과 본 곳이 나옵니다.",
     "answer empty": "글에 대해 질문하면 여기에 답과 질문이 본 곳이 나옵니다.",
   });
 

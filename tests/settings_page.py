@@ -1,0 +1,95 @@
+"""The page of all settings, made from the settings themselves: python tests/settings_page.py > docs/settings.md"""
+
+import json
+from typing import Any, Literal, get_args, get_origin
+
+from regard import config, corpus
+from regard.settings import Settings
+
+HEAD = """# Settings
+
+Every setting of a `.toml` file, with its default; `--set train.steps=200` changes one. Recipes (`regard recipes`) are
+such files, and every run keeps its own, whole, in `config.toml`. What a server can be told is in [serve.md](serve.md).
+"""
+PARTS: list[tuple[str, str, list[type[Settings]]]] = [
+    (
+        "`[data]`: where examples come from",
+        "A path may hold `$REGARD_DATA`; a name that ends in `.gz` is gzipped.",
+        [
+            *(corpus.FileData, corpus.ParallelData, corpus.Sides, corpus.ListedData, corpus.TableData, corpus.JsonData),
+            *(corpus.LabelledData, corpus.StoryData, corpus.SquadData, corpus.DocumentData),
+            *(corpus.GeneratedData, corpus.ReverseData, corpus.NumbersData, corpus.DatesData),
+        ],
+    ),
+    ("`[text]`: text and tokens", "", [config.TextConfig, config.Tokenization]),
+    (
+        "`[model]`: which kind, and how large",
+        "",
+        [
+            *(config.EmbeddedConfig, config.RNNConfig, config.BlockConfig, config.TransformerConfig),
+            *(config.LanguageConfig, config.EncoderConfig, config.ClassifierConfig, config.ReaderConfig),
+        ],
+    ),
+    ("`[train]`: learning", "", [config.TrainConfig]),
+    ("`[decode]`: searching for answers", "", [config.DecodeConfig]),
+    ("`[evaluate]`: scores", "", [config.EvaluateConfig]),
+]
+
+
+def choices(kind: Any) -> tuple[Any, ...]:
+    """What may be chosen, if a setting is a choice."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return next((found for part in get_args(kind) if (found := choices(part))), ())
+
+
+def kinds(group: type[Settings]) -> str:
+    """The kinds that a group of settings is for, if it is for some."""
+    kind = group.model_fields.get("kind")
+    names = choices(kind.annotation) if kind and kind.is_required() else ()
+    return " or ".join(f'`kind = "{name}"`' for name in names)
+
+
+def shared(group: type[Settings]) -> str:
+    """What a group has from another, in words."""
+    about = " ".join((group.__doc__ or "").split()).partition(";")[0].rstrip(".")
+    return f"those of {kinds(group)}" if kinds(group) else about[0].lower() + about[1:]
+
+
+def valued(default: Any) -> str:
+    """A default as a file of settings writes it; what is not set is nothing."""
+    return "" if default is None or isinstance(default, Settings) else f"`{json.dumps(default)}`"
+
+
+def rows(group: type[Settings]) -> list[str]:
+    """A row for each setting that a group does not have from another."""
+    above = {name for base in group.__bases__ if issubclass(base, Settings) for name in base.model_fields}
+    out = []
+    for name, field in group.model_fields.items():
+        if name in above or (name == "kind" and field.is_required()):
+            continue
+        default = "*wanted*" if field.is_required() else valued(field.default)
+        some = choices(field.annotation)
+        listed = f"One of {', '.join(f'`{choice}`' for choice in some)}." if some else ""
+        words = " ".join(part for part in (listed, " ".join((field.description or "").split())) if part)
+        out.append(f"| `{name}` | {default} | {words} |".replace("  ", " "))
+    return out
+
+
+def page() -> str:
+    """All of it."""
+    lines = [HEAD]
+    for title, words, groups in PARTS:
+        lines += [f"## {title}\n"] + ([f"{words}\n"] if words else [])
+        for group in groups:
+            bases = [base for base in group.__bases__ if issubclass(base, Settings) and base is not Settings]
+            also = f" Also {' and '.join(map(shared, bases))}." if bases else ""
+            about = " ".join((group.__doc__ or "").split())
+            lines.append(f"{kinds(group)}: {about}{also}\n" if kinds(group) else f"{about}{also}\n")
+            if own := rows(group):
+                lines += ["| setting | default | what |", "| --- | --- | --- |", *own, ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
