@@ -256,6 +256,8 @@ def test_a_context_of_white_space_and_little_else():
     ((nothing,),) = predictor.predict(["q\t" + 200 * " " + "x"])
     assert (nothing.text, nothing.span) == ("", (0, 0))
     assert predictor.cut == 1
+    short, long = "q\tx   y", "q\t" + 30 * " " + "x y"
+    assert [one[0].text for one in predictor.predict([short, long])] == [predictor(short), predictor(long)]
 
 
 def test_what_question_and_context_share():

@@ -285,7 +285,8 @@ class Predictor:
         with torch.inference_mode():
             logits = self.model(Batch(ids, lengths, ids, ids)).float().log_softmax(-1).cpu()
         out = []
-        for source, (starts, ends) in zip(sources, logits, strict=True):
+        for source, both in zip(sources, logits, strict=True):
+            starts, ends = both[:, : len(source.ids)]
             totals = starts[:, None] + ends
             visible = torch.tensor([not source.text[a:b].isspace() for a, b in source.offsets])
             near = torch.ones_like(totals, dtype=torch.bool).triu().tril(self.model.longest - 1)
