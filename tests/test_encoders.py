@@ -189,7 +189,21 @@ def test_frames_keep_offsets():
         "f",
         ".",
     ]  # the oldest sentence goes
-    assert cut.length == 9
+    assert cut.length == 11  # the words, and an end for each sentence
+
+
+def test_what_is_cut_off_is_counted():
+    """Ends of sentences take room, so a story that does not fit is longer than its words; a question that fits with its
+    context is not cut."""
+    stories = ReaderConfig(kind="reader", unit="sentence", answer="word")
+    text = "a b c\t" + "d e. " * 14
+    (row,) = framed([text.strip()], WORDS, TextConfig(max_length=32), stories)
+    assert row.ids.count(EOS) - 1 < 14
+    assert row.length > 32
+    (whole,) = framed([text.strip()], WORDS, TextConfig(max_length=row.length), stories)
+    assert whole.ids.count(EOS) - 1 == 14
+    (asked,) = framed(["a b c d e f\ta"], WORDS, TextConfig(max_length=8), ReaderConfig(kind="reader"))
+    assert (len(asked.ids), asked.length) == (6 + 1 + 3, 7)
 
 
 @pytest.mark.parametrize("start", [None, 4])

@@ -73,6 +73,17 @@ def test_decoders_have_the_same_logprobs(tmp_path, make):
         assert found[..., [PAD, UNK, BOS, end + 4]].max() < DEAD / 2
 
 
+def test_a_pad_that_is_an_ordinary_word(tmp_path):
+    """Some configurations name any entry: it stays a word that can be written."""
+    _, tokenizer = gpt2(tmp_path / "theirs")
+    path = tmp_path / "theirs" / "config.json"
+    word = tokenizer.encode("d").ids[0]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pad_token_id": word}))
+    import_run(tmp_path / "theirs", tmp_path / "run")
+    bias = load(tmp_path / "run").model.output.bias
+    assert bias[word + 4] > DEAD / 2 > bias[PAD]
+
+
 @pytest.mark.parametrize("make", DECODERS)
 def test_decoders_go_on_alike(tmp_path, make):
     made, tokenizer = make(tmp_path / "theirs")

@@ -1,5 +1,7 @@
 """What we export gives our numbers in transformers, and again when it is imported."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
@@ -54,6 +56,23 @@ def test_a_language_model_goes_there_and_back(tmp_path, name):
             assert_close(other(ids).logits, wanted, atol=2e-5, rtol=1e-5)
         assert_close(logits_of_language(back, text), wanted, atol=2e-5, rtol=1e-5)
         assert tokenizer.decode(ids[0], skip_special_tokens=True) == predictor.source.decode(ids[0].tolist())
+
+
+def test_an_embedding_that_came_back_wider(tmp_path, monkeypatch):
+    """transformers can pad the rows of an embedding to a round number: entries that no text has. The folder may be the
+    one that we stand in."""
+    predictor = ours(tmp_path / "run", "language", layers=1, positions="learned", activation="gelu tanh")
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path / "out")
+    export(tmp_path / "run", Path("."))
+    monkeypatch.chdir(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    model.resize_token_embeddings(pad_to_multiple_of=64)
+    model.save_pretrained(tmp_path / "out")
+    import_run(tmp_path / "out", tmp_path / "back")
+    back = load(tmp_path / "back")
+    assert back.source.size > predictor.source.size
+    assert back.source.decode(back.encode("the dog").ids) == predictor.source.decode(predictor.encode("the dog").ids)
 
 
 @pytest.mark.parametrize("name", TRANSLATORS)

@@ -132,15 +132,24 @@ WIDTH = r"vectors\.txt holds vectors of {} numbers, but the embedding is 2 wide\
         ("a 1 2 3\n4 4 5 6", WIDTH.format(3)),
         ("2 3\na 1 2 3\n4 4 5 6", WIDTH.format(3)),
         ("a 1 2\n7 3", r"vectors\.txt:2 is not a word and 2 finite numbers\."),
-        ("a 1 2\nb 3 nan", r"vectors\.txt:2 is not a word and 2 finite numbers\."),
+        ("a 1 2\n4 3 nan", r"vectors\.txt:2 is not a word and 2 finite numbers\."),
         ("b 1 2", r"no word of .*vectors\.txt is in the vocabulary: nothing was loaded\. Is it the same language and"),
         ("a 1 2\n4 1 x", r"vectors\.txt:2 is not a word and 2 numbers: could not convert string to float: 'x'\."),
         ("", r"vectors\.txt is empty\."),
+        (b"\xef\xbb\xbf\n", WIDTH.format(-1)),
     ],
 )
 def test_a_file_that_cannot_serve_is_explained(tmp_path, text, message):
     with pytest.raises(DataError, match=message):
         loaded(tmp_path, text)
+
+
+def test_the_first_spelling_of_a_word_counts(tmp_path):
+    """Files have the frequent one first; another that is the same word to the vocabulary changes nothing."""
+    (tmp_path / "vectors.txt").write_text("the 1 2\nThe 3 4\nTHE 5 6\n", encoding="utf-8")
+    table = embedding(3, 2)
+    assert load_vectors(table, str(tmp_path / "vectors.txt"), {"the": 1, "The": 1, "THE": 1}.get, freeze=False) == 1
+    assert table.weight[1].tolist() == [1.0, 2.0]
 
 
 def test_a_file_that_does_not_exist_is_explained(tmp_path):

@@ -124,6 +124,14 @@ def test_one_map_is_made_alone(predictor, monkeypatch):
     assert found.heads == {one.name: len(one.weights) for one in every}
 
 
+def test_maps_that_would_fill_the_memory_are_refused(predictor, monkeypatch):
+    found = look(predictor, "abc")
+    monkeypatch.setattr("regard.looking.ROOM", 10)
+    with pytest.raises(InputError, match=r"all maps of \d+ tokens would take 0.0 GB, 0 are the most\. Look at one of"):
+        found.tree()
+    assert found.map(head=0).weights.numel()
+
+
 def test_files(predictor, tmp_path):
     found = look(predictor, "abcd")
     for name in ("a.json", "a.html", "a.png", "a.svg"):

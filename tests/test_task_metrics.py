@@ -146,6 +146,11 @@ def test_rouge_is_that_of_the_library_for_english(metric):
     assert score(metric, [output], [["nothing", wanted]]) == pytest.approx(100 * theirs)
 
 
+def test_rouge_keeps_vowel_signs_with_their_letters():
+    assert score("rouge1", ["की"], [["का"]]) == 0
+    assert score("rouge1", ["किताब।"], [["किताब"]]) == 100
+
+
 def test_rouge_counts_korean_words():
     assert score("rouge1", ["오늘 약속 취소하기"], [["약속 취소하기"]]) == pytest.approx(100 * 4 / 5)
     assert score("rougel", ["오늘 약속"], [["오늘 약속"]]) == 100

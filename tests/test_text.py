@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import json
 import re
 import unicodedata
 from pathlib import Path
@@ -348,3 +349,15 @@ def test_entries_are_spelled_as_text():
     half = learned.encode("힣").ids[-1]
     assert learned.spelled(half) == learned.token(half)
     assert learned.spelled(EOS) == "<eos>"
+
+
+def test_ids_with_gaps_are_refused(tmp_path):
+    """A row of an embedding that is not there would be asked for."""
+    path = tmp_path / "tokenizer.json"
+    tree = json.loads(Vocabulary.learn(["a b"], Tokenization(kind="word")).dump())
+    tree["model"]["vocab"]["b"] = 1000
+    path.write_text(json.dumps(tree), encoding="utf-8")
+    with pytest.raises(
+        RunError, match="not a vocabulary of regard: the ids of its entries have gaps"
+    ):
+        Vocabulary.load(path)

@@ -99,8 +99,9 @@ def questions(
 def asked(text: str, question: Tokens, context: list[Tokens], most: int, model: ReaderConfig) -> Framed:
     """Question and context as one row. What is too much is cut off: the oldest sentences, or the end of the context;
     and of a question, what is more than half of all."""
-    length = len(question.ids) + sum(len(part.ids) for part in context)
-    half = max(1, most // 2)
+    ends = len(context) if model.unit == "sentence" else 0  # they take room, too
+    length = len(question.ids) + sum(len(part.ids) for part in context) + ends
+    half = max(1, most // 2) if length > most else most
     ids, offsets = question.ids[:half], question.offsets[:half]
     room = most - len(ids)
     if model.unit == "sentence":

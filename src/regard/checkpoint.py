@@ -62,6 +62,13 @@ def saving(path: Path, clean: Callable[[], Any]) -> Iterator[None]:
         ) from error
 
 
+def free(folder: Path) -> Path:
+    """The whole path of a folder that is to be made; nothing that is there is overwritten."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunError(f"{folder} is there already, and not an empty folder. Choose another, or remove it.")
+    return folder.absolute()
+
+
 def weights(model: nn.Module) -> Tensors:
     """Every parameter once, also those that are used in two places."""
     return {name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()}

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
-from regard.checkpoint import saving
+from regard.checkpoint import free, saving
 from regard.config import BlockConfig
-from regard.errors import ConfigError, RunError
+from regard.errors import ConfigError
 from regard.models import Copying, Language, Transformer
 from regard.position import Learned, sinusoidal
 from regard.predict import Predictor, load
@@ -44,9 +44,7 @@ def export(run: Path, folder: Path, quantization: str = "float32") -> None:
     quantization = "float32" if quantization == "none" else quantization
     if quantization not in QUANTIZATIONS:
         raise ConfigError(f"--quantization is {quantization!r}, expected none, {', '.join(QUANTIZATIONS)}.")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError(f"{folder} is there already, and not an empty folder. Choose another, or remove it.")
-    write(load(run, device="cpu"), run, folder, quantization)
+    write(load(run, device="cpu"), run, free(folder), quantization)
 
 
 def write(predictor: Predictor, run: Path, folder: Path, quantization: str) -> None:

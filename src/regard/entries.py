@@ -38,11 +38,11 @@ def entries(tokenizer: Tree) -> dict[str, int]:
     return known | {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or []}
 
 
-def is_ours(tokenizer: Tree, special: Sequence[int | None]) -> bool:
-    """Whether a vocabulary begins as ours do, and the model's `special` entries are those."""
+def is_ours(tokenizer: Tree, count: int, special: Sequence[int | None]) -> bool:
+    """Whether a vocabulary begins as ours do and has all `count` entries, and the model's `special` ones are those."""
     known = entries(tokenizer)
     named = [known.get(token) for token in SPECIAL] == list(range(len(SPECIAL)))
-    return named and all(entry in (None, i) for i, entry in enumerate(special))
+    return named and len(known) == count and all(entry in (None, i) for i, entry in enumerate(special))
 
 
 def unknown(tokenizer: Tree) -> int | None:
@@ -61,7 +61,7 @@ def moved(given: Given, count: int, special: Sequence[int | None]) -> Tree:
     plain = {"truncation": None, "padding": None, "post_processor": None}
     if max(known.values()) >= count:
         raise DataError(f"{given.where}: the tokenizer has {max(known.values()) + 1:,} entries, the model {count:,}.")
-    if is_ours(tree, special):
+    if is_ours(tree, count, special):
         return tree | plain
     shift = len(SPECIAL)
     names = {i: token if token not in SPECIAL else f"{token[:-1]}:{i}>" for token, i in known.items()}
@@ -92,12 +92,14 @@ def specials(given: Given, form: Form, reading: Reading) -> tuple[list[int | Non
 
     try:
         pad, unk = entry("pad"), unknown(given.tokenizer)
+        marked = {token["id"] for token in given.tokenizer.get("added_tokens") or [] if token.get("special")}
         max(entries(given.tokenizer).values())
         tokenizer = tokenizer_of(given.tokenizer | {"truncation": None, "padding": None}, given.where)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{given.where}: the tokenizer has no model with a vocabulary ({error!r}).") from error
     lead, tail = frame(tokenizer, given.where)
     bos, eos, start = entry("bos"), entry("eos"), entry("decoder_start")
+    pad = pad if pad in marked | {unk, eos, start} else None  # some configurations name an ordinary word
     before, behind = (" ".join(str(tokenizer.id_to_token(i)) for i in part) for part in (lead, tail))
     refusal = f"{given.where}: the tokenizer puts {before!r} before a text and {behind!r} behind it, expected "
     if form.kind == "language":

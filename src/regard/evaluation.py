@@ -233,7 +233,8 @@ def perplexity(predictor: Predictor, examples: Sequence[Example]) -> float:
     text = predictor.config.text.model_copy(update={"longer": "cut"})
     pairs = encode(examples, predictor.source, predictor.target, text, Ledger(), predictor.config.model)
     order = epoch(pairs, predictor.config.train.batch_tokens, 0, 0)
-    return math.exp(min(700.0, surprise(predictor, [collate([pairs[i] for i in indices]) for indices in order])[0]))
+    nats, _ = surprise(predictor, [collate([pairs[i] for i in indices]) for indices in order])
+    return math.exp(min(nats, 700.0))
 
 
 def surprise(predictor: Predictor, batches: Sequence[Batch]) -> tuple[float, int]:
@@ -283,12 +284,13 @@ def modelled(predictor: Predictor, examples: Sequence[Example], metrics: Sequenc
     width = config.text.max_length
     rows = [stream[start : start + width + 1] for start in range(0, len(stream) - 1, width)]
     batches = []
-    for start in range(0, len(rows), 32):
-        part = rows[start : start + 32]
+    most = max(1, min(32, config.train.batch_tokens // width))
+    for start in range(0, len(rows), most):
+        part = rows[start : start + most]
         fed, wanted = padded([row[:-1] for row in part]), padded([row[1:] for row in part])
         wanted = wanted.masked_fill(wanted == BOS, PAD)  # nobody writes it: foreseeing it is no merit
         batches.append(Batch(fed[:, :0], torch.zeros(len(part), dtype=torch.long), fed, wanted))
     nats, count = surprise(predictor, batches)
     size = sum(len(example.target.encode("utf-8", "surrogatepass")) for example in examples)
-    figures = {"nats": nats, "perplexity": math.exp(min(700.0, nats)), "bpb": nats * count / math.log(2) / size}
+    figures = {"nats": nats, "perplexity": math.exp(min(nats, 700.0)), "bpb": nats * count / math.log(2) / size}
     return {metric: figures[metric] for metric in metrics}

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checkpoint import Tensors, create, load_tensors, save_weights
+from regard.checkpoint import Tensors, create, free, load_tensors, save_weights
 from regard.config import Config
 from regard.entries import Given, is_ours, moved, specials, tokenizer_of
-from regard.errors import DataError, RunError
+from regard.errors import DataError
 from regard.forms import COPIES, FORMS, READERS, Form, Reading, Tree, halves, number, rows, theirs, together
 from regard.models import build
 from regard.quantised import read_gguf
@@ -48,12 +48,6 @@ def import_run(source: str | Path, run: Path) -> Config:
     create(run, config, vocabulary, None, {"imported": str(source)})
     save_weights(run / "model.safetensors", tensors, 0)
     return config
-
-
-def free(folder: Path) -> None:
-    """Nothing that is there is overwritten."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError(f"{folder} is there already, and not an empty folder. Choose another, or remove it.")
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -223,7 +217,7 @@ class Adoption:
         self, given: Given, form: Form, reading: Reading, special: list[int | None], config: Config, size: int
     ) -> None:
         self.given, self.form, self.reading, self.special, self.config = given, form, reading, special, config
-        self.kept = is_ours(given.tokenizer, special)  # nothing moves
+        self.kept = is_ours(given.tokenizer, reading.vocab, special)  # nothing moves
         self.tensors = bare(given, form)
         self.used: set[str] = set()
         with torch.device("meta"):

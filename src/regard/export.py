@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from regard.checkpoint import Tensors, flush, saving, weights
+from regard.checkpoint import Tensors, flush, free, saving, weights
 from regard.config import (
     BlockConfig,
     ClassifierConfig,
@@ -24,7 +24,7 @@ from regard.config import (
     TransformerConfig,
 )
 from regard.errors import ConfigError
-from regard.exchange import DEAD, free
+from regard.exchange import DEAD
 from regard.forms import ACTIVATIONS, FORMS, Tree, apart, halves, rows, theirs
 from regard.position import sinusoidal
 from regard.predict import load
@@ -49,7 +49,7 @@ SEQ2SEQ = {
 def export(run: Path, folder: Path, tell: Callable[[str], None] = lambda line: None) -> str:
     """Write a run as a directory of transformers: settings, weights and tokenizer, ids as they are. The folder appears
     when it is whole. Returns the class that opens it; `tell` hears of what is not equal."""
-    free(folder)
+    folder = free(folder)
     predictor = load(run, device="cpu")
     config, tensors = predictor.config, weights(predictor.model)
     try:

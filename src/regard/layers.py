@@ -1,13 +1,15 @@
 """Small parts that every family uses: dropout, embeddings (random or loaded from a file of vectors), the output."""
 
-from collections.abc import Callable
+import io
+import itertools
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import DataError
-from regard.files import content
+from regard.files import MARK, content
 
 
 class Linear(nn.Linear):
@@ -95,38 +97,40 @@ class Output(nn.Module):
 
 def load_vectors(table: nn.Embedding, path: str, find: Callable[[str], int | None], *, freeze: bool) -> int:
     """Fill the rows of an embedding whose word is in a text file of vectors: a word and its numbers on every line,
-    with or without a first line `count size`. Words without a vector keep their random row. Returns how many were
-    filled."""
-    size, filled = table.weight.shape[1], 0
-    text = content(path).decode("utf-8-sig", "replace")
-    rows = [(number, line.rstrip().split(" ")) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    header = rows[0][1]
+    with or without a first line `count size`. Words without a vector keep their random row. Of several
+    spellings of one word the first counts. Returns how many rows were filled."""
+    size, filled = table.weight.shape[1], set()
+    raw = io.BytesIO(content(path).removeprefix(MARK))
+    parted = ((number, line.decode("utf-8", "replace").rstrip().split(" ")) for number, line in enumerate(raw, 1))
+    lines: Iterator[tuple[int, list[str]]] = (pair for pair in parted if pair[1] != [""])
+    first, header = next(lines, (1, []))
     if len(header) == 2 and size != 1 and all(part.isdigit() for part in header):
         width = int(header[1])
-        del rows[0]
     else:
-        width = len(header) - 1
+        width, lines = len(header) - 1, itertools.chain([(first, header)], lines)
     if width != size:
         raise DataError(
             f"{path} holds vectors of {width:,} numbers, but the embedding is {size:,} wide. "
             "Set the model's embedding size to the file's."
         )
-    for number, parts in rows:
-        word = " ".join(parts[:-size])
-        row = find(word) if word else None
+    for number, parts in lines:
+        if len(parts) <= size:
+            raise DataError(f"{path}:{number} is not a word and {size} finite numbers.")
+        row = find(" ".join(parts[:-size]))
+        if row is None or row in filled:  # frequent spellings come first
+            continue
         try:
             vector = torch.tensor([float(value) for value in parts[-size:]])
         except ValueError as error:
             raise DataError(f"{path}:{number} is not a word and {size} numbers: {error}.") from error
-        if len(parts) <= size or not vector.isfinite().all():
+        if not vector.isfinite().all():
             raise DataError(f"{path}:{number} is not a word and {size} finite numbers.")
-        if row is not None:
-            with torch.no_grad():
-                table.weight[row] = vector
-            filled += 1
+        with torch.no_grad():
+            table.weight[row] = vector
+        filled.add(row)
     if not filled:
         raise DataError(
             f"no word of {path} is in the vocabulary: nothing was loaded. Is it the same language and kind?"
         )
     table.weight.requires_grad_(not freeze)
-    return filled
+    return len(filled)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention import Additive, Attention, Memory, dot, shared
+from regard.attention import Additive, Attention, Memory, dot, shared, softmax
 from regard.batch import Batch, Framed, Pair, collate
 from regard.checkpoint import replace
 from regard.config import DecodeConfig
@@ -43,6 +43,9 @@ from regard.position import linear_bias
 from regard.predict import Output, Predictor
 from regard.recording import record, watch
 from regard.text import BOS, EOS, SPECIAL, clean, unframed
+
+ROOM = 2 * 2**30
+"""Bytes that all maps of one look may take."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,14 @@ class Look:
 
     @cached_property
     def maps(self) -> list[Map]:
-        """Every attention, in the order in which the model uses them."""
+        """Every attention, in the order in which the model uses them; too many and too large ones are refused."""
+        attentions = [part for part in self.predictor.model.modules() if isinstance(part, Attention)]
+        longest = max(len(axis) for axis in self.tokens.values())
+        if (size := 4 * longest**2 * sum(part.heads for part in attentions)) > ROOM:
+            raise InputError(
+                f"all maps of {longest:,} tokens would take {size / 2**30:.1f} GB, {ROOM / 2**30:.0f} are the most. "
+                "Look at one of them (--map, --head), or at a shorter text."
+            )
         with torch.inference_mode(), record(self.predictor.model) as found:
             self.predictor.model(self.batch)
         return [one for name, weights in found.items() for one in self.parted(name, weights[0].float().cpu())]
@@ -207,7 +217,7 @@ class Look:
         if asked.attention.order == "linear":
             scaled = scaled + linear_bias(asked.attention.heads, (places - row)[None])[head, 0]
         seen = asked.seen[row]
-        weights = scaled.masked_fill(~seen, -torch.inf).softmax(-1)
+        weights = softmax(scaled, seen)
         return Calculation(query, keys, values, scores, scaled, seen, weights, weights @ values)
 
     def aligned(self, name: str | None = None, head: int | None = None) -> list[tuple[int, int]]:

@@ -14,12 +14,12 @@ def padding(lengths: Tensor, size: int) -> Tensor:
     return (torch.arange(size, device=lengths.device) < lengths[:, None])[:, None, None]
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=8)
 def causal(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
     """Keys that are not ahead: (query, key). The last query stands at the last key. The same object for the same sizes,
     so that whoever gets it can know it; it must not be changed."""
     with torch.inference_mode(False):  # it serves training too
-        return distance(queries, keys, device) <= 0
+        return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
 def window(queries: int, keys: int, width: int, device: torch.device | None = None) -> Tensor:

@@ -3,6 +3,7 @@
 import math
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -161,10 +162,13 @@ def calibration_error(sure: Sequence[float], outputs: Sequence[str], references:
 
 
 class Words:
-    """ROUGE's tokens: runs of letters and digits of any script, in small letters."""
+    """ROUGE's tokens: runs of letters, their marks, and digits of any script, in small letters."""
 
     def tokenize(self, text: str) -> list[str]:
-        return re.findall(r"\w+", text.lower())
+        def inside(sign: str) -> bool:
+            return sign.isalnum() or sign == "_" or unicodedata.category(sign)[0] == "M"
+
+        return "".join(sign if inside(sign) else " " for sign in text.lower()).split()
 
 
 def rouge(metric: str, outputs: Sequence[str], references: References) -> float:

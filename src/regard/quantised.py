@@ -147,7 +147,7 @@ def tokenizer(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
             "merges": [merge.split(" ") for merge in facts["tokenizer.ggml.merges"]],
         },
     }
-    if facts.get("tokenizer.ggml.add_bos_token"):
+    if facts.get("tokenizer.ggml.add_bos_token", cut == "llama-bpe"):  # as llama.cpp has it where a file is silent
         begin = facts.get("tokenizer.ggml.bos_token_id")
         if not isinstance(begin, int) or not 0 <= begin < len(tokens):
             raise DataError(f"{path}: add_bos_token is set, but bos_token_id is {begin}, expected an entry.")

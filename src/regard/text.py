@@ -74,6 +74,8 @@ class Vocabulary:
             raise RunError(f"{path} is not a tokenizer file: {error}.") from error
         if [tokenizer.token_to_id(token) for token in SPECIAL] != list(range(4)):
             raise RunError(f"{path} is not a vocabulary of regard: its first entries are not {' '.join(SPECIAL)}.")
+        if max(tokenizer.get_vocab().values()) >= tokenizer.get_vocab_size():
+            raise RunError(f"{path} is not a vocabulary of regard: the ids of its entries have gaps.")
         return cls(tokenizer)
 
     def dump(self) -> str:

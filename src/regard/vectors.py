@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,35 +35,45 @@ class Near(NamedTuple):
 def embed(predictor: Predictor, texts: Iterable[str], *, normalize: bool = False) -> Tensor:
     """A vector (texts, size) for every text: the mean of its tokens' states, those of <bos> and <eos> among them where
     the model reads them; with `normalize`, of length 1. An empty text has zeros."""
-    found = states(predictor, texts, by_token=False)
-    vectors = torch.stack([own.mean(0) if len(own) else own.new_zeros(own.shape[1]) for _, own in found])
+    rows = read(predictor, texts)
+    found = {index: own.mean(0) for index, own in seen(predictor, rows)}
+    size = next((len(own) for own in found.values()), predictor.model.source_embedding.weight.shape[1])
+    vectors = torch.stack([found.get(index, torch.zeros(size)) for index in range(len(rows))])
     return F.normalize(vectors, dim=-1) if normalize else vectors
 
 
-def states(
-    predictor: Predictor, texts: Iterable[str], *, budget: int = 4096, by_token: bool = True
-) -> list[tuple[Framed, Tensor]]:
+def states(predictor: Predictor, texts: Iterable[str]) -> list[tuple[Framed, Tensor]]:
     """Every text as the model reads it, and the state (tokens, size) of each of its tokens: of the encoder, or of a
-    language model. A model that reads whole sentences as one has no state of a token, but (sentences, size)."""
-    model = predictor.model
-    if by_token and isinstance(model, Reader) and model.order is not None:
+    language model. A model that reads whole sentences as one has no state of a token."""
+    if isinstance(predictor.model, Reader) and predictor.model.order is not None:
         raise InputError("this model reads whole sentences (model.unit): its tokens have no states.")
+    rows = read(predictor, texts)
+    found = {index: own.clone() for index, own in seen(predictor, rows)}
+    size = next((own.shape[1] for own in found.values()), predictor.model.source_embedding.weight.shape[1])
+    return [(row, found.get(index, torch.zeros(0, size))) for index, row in enumerate(rows)]
+
+
+def read(predictor: Predictor, texts: Iterable[str]) -> list[Framed]:
+    """Texts as the model reads them; none at all is an error."""
     if isinstance(texts, str):
         raise InputError("several texts are wanted, as a list; one text alone came.")
-    device = next(model.parameters()).device
     rows = predictor.encoded(texts, "line")
     if not rows:
         raise InputError("no text came: give at least one line.")
-    found: dict[int, Tensor] = {}
+    return rows
+
+
+def seen(predictor: Predictor, rows: Sequence[Framed], budget: int = 4096) -> Iterator[tuple[int, Tensor]]:
+    """The number of each text that is not empty and its states (tokens, size), or (sentences, size) of a model that
+    reads whole sentences; as many texts at once as the budget of tokens allows."""
+    model = predictor.model
+    device = next(model.parameters()).device
     order = sorted((i for i in range(len(rows)) if rows[i].ids), key=lambda i: len(rows[i].ids))
     for group in grouped(order, [row.ids for row in rows], budget):
         ids, lengths = (part.to(device) for part in predictor.tensors([rows[i] for i in group]))
         with torch.inference_mode():
-            read, counts = encoded(model, ids, lengths)
-        for index, own, count in zip(group, read.float().cpu(), counts.tolist(), strict=True):
-            found[index] = own[:count].clone()
-    size = next((own.shape[1] for own in found.values()), model.source_embedding.weight.shape[1])
-    return [(row, found.get(index, torch.zeros(0, size))) for index, row in enumerate(rows)]
+            found, counts = encoded(model, ids, lengths)
+        yield from ((i, own[:n]) for i, own, n in zip(group, found.float().cpu(), counts.tolist(), strict=True))
 
 
 def encoded(model: Any, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,7 +119,7 @@ def words(predictor: Predictor, wanted: str | Sequence[str], count: int = 10) ->
     if len(wanted) not in (1, 3):
         raise InputError(f"one word, or three for an analogy (a b c: what is to c as b is to a), not {len(wanted)}.")
     ids = [entry(predictor.source, word) for word in wanted]
-    next(predictor.model.parameters())
+    next(predictor.model.parameters())  # says so where the weights are not ours to see
     table = F.normalize(predictor.model.source_embedding.weight.detach().float().cpu(), dim=-1)
     target = table[ids[0]] if len(ids) == 1 else table[ids[1]] - table[ids[0]] + table[ids[2]]
     cosines = table @ F.normalize(target, dim=0)

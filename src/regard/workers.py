@@ -84,8 +84,7 @@ def supervise(sockets: Sequence[socket.socket], work: Callable[[socket.socket], 
     working = [started(work, one) for one in sockets]
     for number in SIGNALS:
         signal.signal(number, stop)
-    while alive := [process for process in working if process.is_alive()]:
-        wait([process.sentinel for process in alive])
+    while True:
         for place, process in enumerate(working):
             if process.is_alive() or stopping:
                 continue
@@ -99,6 +98,11 @@ def supervise(sockets: Sequence[socket.socket], work: Callable[[socket.socket], 
             if not stopping:
                 working[place] = started(work, sockets[place])
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        alive = [process for process in working if process.is_alive()]
+        if not alive and stopping:
+            return
+        if alive and (stopping or len(alive) == len(working)):  # else one has died since it was looked at
+            wait([process.sentinel for process in alive])
 
 
 def started(work: Callable[[socket.socket], None], listener: socket.socket) -> BaseProcess:
