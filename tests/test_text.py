@@ -357,7 +357,5 @@ def test_ids_with_gaps_are_refused(tmp_path):
     tree = json.loads(Vocabulary.learn(["a b"], Tokenization(kind="word")).dump())
     tree["model"]["vocab"]["b"] = 1000
     path.write_text(json.dumps(tree), encoding="utf-8")
-    with pytest.raises(
-        RunError, match="not a vocabulary of regard: the ids of its entries have gaps"
-    ):
+    with pytest.raises(RunError, match="not a vocabulary of regard: the ids of its entries have gaps"):
         Vocabulary.load(path)
