@@ -1,6 +1,7 @@
 """The page, in a real browser: the server it comes from, and the file that stands alone."""
 
 import base64
+import copy
 import json
 import shutil
 import socket
@@ -324,6 +325,10 @@ def test_another_answer_can_be_looked_at(studio, page):
     playwright.expect(page.locator(".others li")).to_have_count(3)
     shown = page.locator(".line[data-of=query] .token:not(.special)").all_inner_texts()
     assert "".join(shown) == text != "fedcba"
+    playwright.expect(page.locator(".others [aria-current=true] button")).to_be_focused()
+    assert link(page)["answer"] == text
+    page.reload()
+    playwright.expect(page.locator(".others [aria-current=true] button")).to_have_text(text)
     page.locator(".others li").first.locator("button").click()
     playwright.expect(page.locator(".others [aria-current=true] button")).to_have_text("fedcba")
     assert not page.wrong
@@ -420,6 +425,72 @@ def test_a_key_is_asked_for(predictors, page):
         answered(page, "cba")
         playwright.expect(page.locator("#locked")).to_be_visible()
         assert KEY not in page.url
+    finally:
+        stop()
+
+
+def test_a_key_loses_neither_the_link_nor_the_place(predictors, page):
+    """Enter sends it; what the address asked for is done, and a later mistake does not bring the cursor back."""
+    address, stop = served(predictors, ServeSettings(keys=(KEY,), max_characters=20))
+    try:
+        page.goto(f"{address}/#model=reverse&text=abcd&beam=2")
+        playwright.expect(page.locator("#error")).to_have_text("This server wants an API key.")
+        page.select_option("#language", "ko")
+        assert link(page)["text"] == "abcd"
+        page.fill("#key", "ключ")
+        page.keyboard.press("Enter")
+        playwright.expect(page.locator("#error")).to_contain_text("API 키에는")
+        page.fill("#key", KEY)
+        page.keyboard.press("Enter")
+        answered(page, "dcba")
+        assert (link(page)["text"], link(page)["beam"]) == ("abcd", "2")
+        page.fill("#text", "a" * 30)
+        playwright.expect(page.locator("#error")).to_contain_text("20")
+        playwright.expect(page.locator("#error")).to_have_attribute("lang", "en")
+        playwright.expect(page.locator("#text")).to_be_focused()
+        assert page.input_value("#key") == KEY
+        page.fill("#text", "")
+        playwright.expect(page.locator("#error")).to_be_hidden()
+    finally:
+        stop()
+
+
+def test_links_of_what_is_gone(studio, page):
+    """A run that is not served is named, and nothing is asked of another in its place; a map that is not there is the
+    run's own instead."""
+    page.goto(f"{studio}/#model=old&text=abc&map=gone&calculator=true")
+    playwright.expect(page.locator("#error")).to_have_text("old is not served here. Choose a run, then ask.")
+    assert link(page)["model"] == "old"
+    assert page.locator(".others li").count() == 0
+    page.goto(f"{studio}/#model=linear&text=abc&map=gone&calculator=true")
+    playwright.expect(page.locator(".calculator table")).to_be_visible()
+    playwright.expect(page.locator("#error")).to_be_hidden()
+
+
+def test_settings_that_are_not_round_or_turned_off(predictors, page, monkeypatch):
+    """The button works though a field's step does not divide the run's own number, and what is off stays off."""
+    tiny_settings = {"length_penalty": 0.65, "sample": True, "top_k": 5, "top_p": 0.925}
+    one = copy.copy(predictors["reverse"])
+    one.config = one.config.model_copy(update={"decode": one.config.decode.model_copy(update=tiny_settings)})
+    address, stop = served({"one": one}, ServeSettings())
+    try:
+        page.goto(address)
+        page.uncheck("#live")
+        page.fill("#text", "abc")
+        page.click("#submit")
+        playwright.expect(page.locator(".line[data-of=query]")).to_be_visible()
+        page.click("#settings summary")
+        page.fill("[name=top_k]", "")
+        page.fill("[name=temperature]", "")
+        page.uncheck("[name=sample]")
+        assert page.input_value("[name=temperature]") == "1"
+        with page.expect_request("**/v1/look") as sent:
+            page.click("#submit")
+        assert sent.value.post_data_json["settings"] == {"sample": False, "top_k": 1000000}
+        playwright.expect(page.locator("#view")).to_have_attribute("aria-busy", "false")
+        page.reload()
+        playwright.expect(page.locator(".line[data-of=query]")).to_be_visible()
+        assert not page.is_checked("[name=sample]")
     finally:
         stop()
 

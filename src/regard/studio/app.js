@@ -11,6 +11,10 @@
     beam: "Beam", length_penalty: "Length penalty", no_repeat: "No repeat of n-grams of size", best: "Answers",
     sample: "Sample", temperature: "Temperature", top_k: "Top k", top_p: "Top p", seed: "Seed", off: "off",
     empty: "Type something, and the answer appears here. Touch a word of it to see what it looked at.",
+    "bad key": "A key has plain letters, digits and signs only.",
+    gone: "{model} is not served here. Choose a run, then ask.",
+    "status 401": "This server wants an API key.", "status 429": "Too many texts wait already. Ask again in a moment.",
+    "status 503": "The server is stopping, or too busy to answer in time.",
     nobody: "The server does not answer. Is it still running?", strange: "The server answered {status}.",
     changed: "The answer has changed meanwhile; ask again.", longest: "at most {count} tokens",
     none: "This server has no run to ask.", stop: "Stop", max_tokens: "Tokens at most", question: "Question",
@@ -28,6 +32,9 @@
     beam: "빔 크기", length_penalty: "길이 벌점", no_repeat: "반복하지 않을 n-그램 크기", best: "답의 수", sample: "샘플링",
     temperature: "온도", top_k: "상위 k", top_p: "상위 p", seed: "시드", off: "끔",
     empty: "무엇이든 입력하면 여기에 답이 나옵니다. 답의 단어를 가리키거나 누르면 그 단어가 어디를 보았는지 나타납니다.",
+    "bad key": "API 키에는 영문자, 숫자, 기호만 쓸 수 있습니다.", gone: "{model} 모델은 이 서버에 없습니다. 다른 모델을 고른 뒤 물어보세요.",
+    "status 401": "이 서버를 쓰려면 API 키가 필요합니다.", "status 429": "기다리는 텍스트가 너무 많습니다. 잠시 뒤에 다시 물어보세요.",
+    "status 503": "서버가 멈추는 중이거나 너무 바빠서 제때 답하지 못합니다.",
     nobody: "서버가 응답하지 않습니다. 아직 실행 중인가요?", strange: "서버가 {status}(으)로 답했습니다.",
     changed: "그사이 답이 바뀌었습니다. 다시 물어보세요.", longest: "최대 {count}토큰", none: "이 서버에는 물어볼 모델이 없습니다.",
     stop: "멈추기", max_tokens: "최대 토큰 수", question: "질문",
@@ -53,26 +60,41 @@
   };
   const SAMPLING = ["temperature", "top_k", "top_p", "seed"], SEARCHING = ["beam", "length_penalty"];
   const DELAY = 350, BEST = 3;
-  let models = null, shown = null, state = {}, asking = null, timer = 0;
+  /** What stands for an emptied field of a run that has a number there. */
+  const OFF = { top_k: 1e6, top_p: 1 };
+  let models = null, shown = null, state = {}, asking = null, looking = null, waiting = null, chosen = null, timer = 0;
 
   // --- the server ---------------------------------------------------------------------------------------------------
 
   /** A request, with the key if there is one. */
-  function send(path, body, signal) {
+  async function send(path, body, signal) {
     const headers = { "Content-Type": "application/json" }, key = part("key").value;
+    if (!/^[\x20-\x7e]*$/.test(key)) throw new Error(say("bad key"));
     if (key) headers.Authorization = `Bearer ${key}`;
     const options = body ? { method: "POST", headers, signal, body: JSON.stringify(body) } : { headers, signal };
-    return fetch(path, options).catch((error) => {
-      throw error.name === "AbortError" ? error : new Error(say("nobody"));
-    });
+    return fetch(path, options).catch(lost);
+  }
+
+  /** A connection that broke off, in words; a question that was overtaken stays one. */
+  function lost(error) {
+    throw error.name === "AbortError" ? error : new Error(say("nobody"));
+  }
+
+  /** What the server said instead of an answer: in the person's language what can be, else in its own words. */
+  function refused(response, answer) {
+    const { status } = response, known = `status ${status}`;
+    const own = words.en[known] ? null : told(answer);
+    part("locked").hidden &&= status !== 401;
+    const said = own || say(words.en[known] ? known : "strange", { status });
+    return Object.assign(new Error(said), { status, foreign: Boolean(own) });
   }
 
   /** JSON from the server; what goes wrong is an Error with words for a person. */
   async function call(path, body, signal) {
     const response = await send(path, body, signal);
-    const answer = await response.json().catch(() => ({}));
-    if (response.status === 401) part("locked").hidden = false;
-    if (!response.ok) throw new Error(told(answer) || say("strange", { status: response.status }));
+    const broken = (error) => (response.ok || error.name === "AbortError" ? lost(error) : {});
+    const answer = await response.json().catch(broken);
+    if (!response.ok) throw refused(response, answer);
     return answer;
   }
 
@@ -81,7 +103,8 @@
 
   /** What the form asks for. */
   const question = () => {
-    const { best, ...settings } = changes(), asked = { model: part("model").value, packed: true }, text = part("text").value;
+    const { best, ...settings } = changes(), text = part("text").value;
+    const asked = { model: part("model").value, packed: true };
     if (task() === "answer") return { ...asked, question: part("question").value, context: text, best: BEST };
     if (task() !== "translate") return { ...asked, text };
     return { ...asked, text, best: best ?? answers(settings.beam), settings };
@@ -92,10 +115,17 @@
   /** Ask, and show the answer; a question that is overtaken is dropped. */
   async function ask() {
     clearTimeout(timer);
+    if (!models) return start();
     asking?.abort();
-    const mine = (asking = new AbortController()), asked = question();
+    looking?.abort();
+    const mine = (asking = waiting = new AbortController()), asked = question();
+    chosen = null;
     remember();
-    if (task() === "continue" ? !asked.model : !complete(asked)) return greet();
+    if (task() === "continue" ? !asked.model : !complete(asked)) {
+      waiting = null;
+      complain(null);
+      return greet();
+    }
     busy(true);
     try {
       if (task() === "continue") await write(asked, mine);
@@ -104,28 +134,42 @@
     } catch (error) {
       if (error.name !== "AbortError") complain(error);
     } finally {
-      if (asking === mine) busy(false);
+      if (asking === mine) {
+        waiting = null;
+        busy(false);
+      }
     }
   }
 
   /** What a model looked at, drawn. Of another text, another class or token comes first. */
-  async function look(asked, signal, answers) {
-    const full = state.map ? [state.map] : [], vectors = state.calculator ? full : [];
+  async function look(asked, signal, before) {
+    const full = state.map ? [state.map] : [], there = shown?.tree.maps.some(({ name }) => name === state.map);
+    const vectors = state.calculator && there ? full : [];
     const tree = await call("v1/look", { ...asked, full, vectors }, signal);
     const other = shown && (shown.asked.text !== asked.text || shown.asked.target !== asked.target);
     if (other && ["classify", "continue"].includes(task())) delete state.row;
-    if (answers) tree.answers = answers;
-    shown = { tree, asked };
+    if (before) tree.answers = before.tree.answers;
+    if (before && tree.text.target === tree.answers[0].text) tree.flags = before.flags;
+    shown = { tree, asked, flags: before ? before.flags : tree.flags };
     draw();
   }
 
   /** Look at another of the answers that are shown. */
   async function lookAt(target) {
-    const { tree, asked } = shown;
+    if (waiting || !shown) return;
+    looking?.abort();
+    const mine = (looking = new AbortController());
+    busy(true);
     try {
-      await look({ ...asked, target }, asking.signal, tree.answers);
+      await look({ ...shown.asked, target }, AbortSignal.any([mine.signal, asking.signal]), shown);
+      chosen = target;
+      remember();
+      complain(null);
+      part("view").querySelector('.others [aria-current="true"] button')?.focus();
     } catch (error) {
       if (error.name !== "AbortError") complain(error);
+    } finally {
+      if (looking === mine) busy(false);
     }
   }
 
@@ -136,18 +180,22 @@
     const line = make("p", { class: "line written", dir: "auto" }, make("span", { class: "prompt" }, prompt));
     const card = make("section", { class: "answer" }, make("h2", {}, say("writing")), line);
     let target = "";
+    shown = null;
     for await (const { text, logprobs } of chunks(body, mine)) {
-      if (!target) part("view").replaceChildren(card);
+      if (!target) {
+        part("view").replaceChildren(card);
+        card.scrollIntoView({ block: "nearest" });
+      }
+      const below = line.scrollHeight - line.scrollTop - line.clientHeight;
       target += text;
       const chance = Math.exp(logprobs?.token_logprobs.at(-1) ?? 0);
       const token = make("span", { class: "token", "data-percent": Regard.percent(chance, 1) }, text);
       token.style.setProperty("--sure", chance);
       line.append(token);
-      card.scrollIntoView({ block: "nearest" });
+      if (below < 40) line.scrollTop = line.scrollHeight;
     }
     Regard.announce(`${say("writing")}: ${target}`);
     part("stop").hidden = true;
-    shown = null;
     if (!prompt.trim()) return;
     await look({ model: name, text: prompt, target, packed: true }, mine.signal);
   }
@@ -159,11 +207,10 @@
     part("stop").onclick = () => stopped.abort();
     try {
       const response = await send("v1/completions", body, signal);
-      if (response.status === 401) part("locked").hidden = false;
-      if (!response.ok) throw new Error(told(await response.json().catch(() => ({}))) || say("strange", response));
+      if (!response.ok) throw refused(response, await response.json().catch(() => ({})));
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       for (let rest = "", done = false, value; !done;) {
-        ({ done, value = "" } = await reader.read());
+        ({ done, value = "" } = await reader.read().catch(lost));
         const events = (rest + value).split("\n\n");
         rest = events.pop();
         for (const event of events.filter((one) => one !== "data: [DONE]")) {
@@ -212,7 +259,8 @@
   function complain(error) {
     part("error").hidden = !error;
     part("error").textContent = error?.message ?? "";
-    if (error && !part("locked").hidden) part("key").focus();
+    part("error").lang = error?.foreign ? "en" : document.documentElement.lang;
+    if (error?.status === 401) part("key").focus();
   }
 
   const model = () => models?.find((other) => other.id === part("model").value);
@@ -265,6 +313,9 @@
   function build() {
     for (const [name, attributes] of Object.entries(FIELDS)) {
       const input = make("input", { name, type: "number", ...attributes, oninput: () => { permit(); later(); } });
+      input.addEventListener("change", () => {
+        if (input.value === "" && !(name in OFF)) input.value = defaults()[name] ?? "";
+      });
       part("fields").append(make("label", { "data-field": name, class: attributes.type && "check" }, "", input));
     }
   }
@@ -277,8 +328,10 @@
 
   /** The settings that differ from the run's own. */
   function changes() {
-    const all = (OF_TASK[task()] ?? []).map((name) => [name, valueOf(field(name))]);
-    return Object.fromEntries(all.filter(([name, value]) => value !== (defaults()[name] ?? null) && value !== null));
+    const own = defaults(), all = (OF_TASK[task()] ?? []).map((name) => [name, valueOf(field(name))]);
+    const differ = all.filter(([name, value]) => value !== (own[name] ?? null));
+    const sent = differ.map(([name, value]) => [name, value ?? OFF[name]]);
+    return Object.fromEntries(sent.filter(([, value]) => value != null));
   }
 
   /** Set the fields to the run's own settings, then to the given ones. */
@@ -302,25 +355,30 @@
   /** Keep everything in the address. */
   function remember() {
     const { map, head, row, hard, calculator } = state, { lang: language } = document.documentElement;
-    const asked = task() === "answer" ? part("question").value : null;
-    const form = { model: part("model").value, question: asked, text: part("text").value };
-    link.write({ ...form, ...changes(), map, head, row, hard, calculator, language });
+    if (!models) return link.write({ ...link.read(), language });
+    const asked = task() === "answer" ? part("question").value : null, settings = changes();
+    const form = { model: part("model").value, question: asked, text: part("text").value, answer: chosen };
+    if (settings.sample === false) settings.sample = "false";
+    return link.write({ ...form, ...settings, map, head, row, hard, calculator, language });
   }
 
   /** Make the page what its address says. */
   function restore() {
-    const { model: id, question: asked, text, map, head, row, hard, calculator, ...settings } = link.read();
+    if (!models) return;
+    const { model: id, question: asked, text, answer, map, head, row, hard, calculator, ...settings } = link.read();
+    const gone = id && models.length && !models.some((other) => other.id === id);
     Regard.speak(Regard.preferred());
     part("language").value = document.documentElement.lang;
     if (models.some((other) => other.id === id)) part("model").value = id;
     part("text").value = text ?? "";
     part("question").value = asked ?? "";
     state = { map, head, row, hard, calculator };
-    set(settings);
+    set(gone ? {} : settings);
     part("settings").open = Object.keys(changes()).length > 0;
     translate();
-    if (task() === "continue" && !text) greet();
-    else ask();
+    if (gone || (task() === "continue" && !text)) greet();
+    else ask().then(() => answer && shown && lookAt(answer));
+    if (gone) complain(new Error(say("gone", { model: id })));
   }
 
   async function copy() {
@@ -344,13 +402,15 @@
   /** Ask when the person pauses. */
   function later() {
     clearTimeout(timer);
-    if (part("live").checked && task() !== "continue") timer = setTimeout(ask, DELAY);
+    if (models && part("live").checked && task() !== "continue") timer = setTimeout(ask, DELAY);
   }
 
   function listen() {
     const choose = () => {
       asking?.abort();
+      looking?.abort();
       state = {};
+      chosen = null;
       set();
       describe();
       complain(null);
@@ -379,12 +439,19 @@
     } catch (error) {
       return complain(error);
     }
+    const typed = Object.entries({ text: part("text").value, question: part("question").value });
+    const kept = Object.fromEntries(typed.filter(([, value]) => value));
+    if (Object.keys(kept).length) link.write({ ...link.read(), ...kept });
     part("model").replaceChildren(...models.map(({ id }) => make("option", { value: id }, id)));
     return restore();
   }
 
   Regard.speak(Regard.preferred());
-  Regard.bar(part("bar"), () => { translate(); draw(); remember(); });
+  Regard.bar(part("bar"), () => {
+    translate();
+    if (shown || !part("view").querySelector(".written")) draw();
+    remember();
+  });
   build();
   listen();
   translate();

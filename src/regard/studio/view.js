@@ -97,7 +97,9 @@ const Regard = (() => {
   const strength = (weight) => Math.sqrt(weight);
   const label = (token) => token.text.trim() || "·";
   const short = (token) => Array.from(label(token)).map((one, at) => (at < 13 ? one : at > 13 ? "" : "…")).join("");
-  const quoted = (token) => `‘${label(token)}’`;
+  /** A text that is written from right to left keeps to itself inside another. */
+  const apart = (text) => (/[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/.test(text) ? `\u2068${text}\u2069` : text);
+  const quoted = (token) => `‘${apart(label(token))}’`;
   const range = (count) => Array.from({ length: count }, (_, index) => index);
   const floats = (text) => new Float32Array(bytes(text).buffer);
 
@@ -133,7 +135,8 @@ const Regard = (() => {
   /** One tab stop for many elements: arrow keys, Home and End move among them; up and down by `stride`. */
   function rove(container, selector, stride = 1) {
     container.addEventListener("keydown", (event) => {
-      const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: stride, ArrowUp: -stride, Home: -1e9, End: 1e9 };
+      const turn = getComputedStyle(container).direction === "rtl" ? -1 : 1;
+      const steps = { ArrowRight: turn, ArrowLeft: -turn, ArrowDown: stride, ArrowUp: -stride, Home: -1e9, End: 1e9 };
       const all = [...container.querySelectorAll(selector)], at = all.indexOf(document.activeElement);
       if (at < 0 || !(event.key in steps) || event.ctrlKey || event.metaKey || event.altKey) return;
       event.preventDefault();
@@ -362,8 +365,11 @@ const Regard = (() => {
         this.stage, make("p", { class: "legend" }, ...swatches), this.note);
       this.stage.addEventListener("pointermove", (event) => this.hover(event));
       this.stage.addEventListener("pointerdown", (event) => this.hover(event));
-      this.stage.addEventListener("pointerleave", () => view.rest());
-      this.stage.addEventListener("click", () => this.row != null && view.choose({ row: this.row }));
+      this.stage.addEventListener("pointerleave", (event) => event.pointerType !== "touch" && view.rest());
+      this.stage.addEventListener("click", (event) => {
+        this.hover(event);
+        if (this.row != null) view.choose({ row: this.row });
+      });
       this.stage.addEventListener("keydown", (event) => this.move(event));
     }
 
@@ -471,7 +477,7 @@ const Regard = (() => {
       context.lineWidth = 2;
       context.strokeRect(left + column * cell, top + row * cell, cell, cell);
       const { query, key, weight } = this.view.cell(row, column);
-      this.tip.textContent = `${label(query)} → ${label(key)}  ${percent(weight)}`;
+      this.tip.textContent = `${apart(label(query))} → ${apart(label(key))}  ${percent(weight)}`;
       const most = Math.max(0, this.stage.clientWidth - this.tip.offsetWidth);
       this.tip.style.left = `${Math.min(left + (column + 1) * cell + 8, most)}px`;
       this.tip.style.top = `${top + (row + 1) * cell + 8}px`;
@@ -498,12 +504,15 @@ const Regard = (() => {
     /** The matrix with its labels and its name, as a PNG. */
     download() {
       const ratio = window.devicePixelRatio || 1, edge = 16 * ratio, title = 28 * ratio;
-      const canvas = make("canvas", { width: this.base.width + 2 * edge, height: this.base.height + 2 * edge + title });
+      const font = `${13 * ratio}px ${getComputedStyle(this.stage).fontFamily}`, canvas = make("canvas");
       const context = canvas.getContext("2d");
+      context.font = font;
+      canvas.width = Math.max(this.base.width, Math.ceil(context.measureText(this.view.title()).width)) + 2 * edge;
+      canvas.height = this.base.height + 2 * edge + title;
       context.fillStyle = this.ink.paper;
       context.fillRect(0, 0, canvas.width, canvas.height);
       context.fillStyle = this.ink.text;
-      context.font = `${13 * ratio}px ${getComputedStyle(this.stage).fontFamily}`;
+      context.font = font;
       context.fillText(this.view.title(), edge, edge + 12 * ratio);
       context.drawImage(this.base, edge, edge + title);
       canvas.toBlob((blob) => save(blob, "regard.png"));
@@ -593,7 +602,7 @@ const Regard = (() => {
 
     formula(given) {
       const score = { "scaled dot": "q · k / √d", dot: "q · k", additive: "v · tanh(q + k)" }[given.score];
-      return `softmax( ${score}${given.slopes ? " + m |i − j|" : ""} ) · values      d = ${given.size}`;
+      return `softmax( ${score}${given.slopes ? " + m |i − j|" : ""} ) · v      d = ${given.size}`;
     }
 
     table(entry, { steps, context }) {
@@ -727,7 +736,7 @@ const Regard = (() => {
     }
 
     flags() {
-      const flags = (this.tree.flags ?? []).map((flag) => make("li", {}, flag));
+      const flags = (this.tree.flags ?? []).map((flag) => make("li", { lang: "en" }, flag));
       return flags.length ? make("ul", { class: "flags", "aria-label": say("flags") }, ...flags) : null;
     }
 
