@@ -29,7 +29,7 @@ const Regard = (() => {
       blind: "This model has no attention to look at.", calculator: "Calculator",
       story: "{token} asks with its query q. Each key answers with a score; softmax turns the scores into weights "
         + "that sum to 1; the context is the sum of the values, each times its weight.",
-      query: "query q", key: "key k", value: "value v", product: "weight × v", context: "context = sum",
+      query: "query q", key: "key k", value: "value v", values: "values", product: "weight × v", context: "context = sum",
       mask: "mask", masked: "hidden", weight: "softmax", bias: "+ distance", token: "looks at",
       scale: "÷ √{size}", all: "Show all {count}",
       strongest: "The {count} strongest of {total}.", absent: "The vectors of this map are not in this file.",
@@ -57,7 +57,7 @@ const Regard = (() => {
       blind: "이 모델에는 들여다볼 어텐션이 없습니다.", calculator: "계산기",
       story: "{token}이(가) 쿼리 q로 묻습니다. 키마다 점수로 답하고, 소프트맥스가 점수를 합이 1인 가중치로 바꿉니다. "
         + "컨텍스트는 가중치를 곱한 값들의 합입니다.",
-      query: "쿼리 q", key: "키 k", value: "값 v", product: "가중치 × v", context: "컨텍스트 = 합", mask: "마스크", masked: "가려짐",
+      query: "쿼리 q", key: "키 k", value: "값 v", values: "값", product: "가중치 × v", context: "컨텍스트 = 합", mask: "마스크", masked: "가려짐",
       weight: "소프트맥스", bias: "+ 거리", token: "보는 토큰", scale: "÷ √{size}", all: "{count}개 모두 보기",
       strongest: "{total}개 가운데 가중치가 가장 큰 {count}개입니다.", absent: "이 파일에는 이 맵의 벡터가 없습니다.",
       first: "헤드 1의 계산입니다. 헤드의 평균에는 쿼리가 없습니다.", waiting: "잠시만요 …", failed: "실패했습니다: {reason}",
@@ -602,7 +602,7 @@ const Regard = (() => {
 
     formula(given) {
       const score = { "scaled dot": "q · k / √d", dot: "q · k", additive: "v · tanh(q + k)" }[given.score];
-      return `softmax( ${score}${given.slopes ? " + m |i − j|" : ""} ) · v      d = ${given.size}`;
+      return `softmax( ${score}${given.slopes ? " + m |i − j|" : ""} ) · ${say("values")}      d = ${given.size}`;
     }
 
     table(entry, { steps, context }) {
