@@ -199,7 +199,7 @@ def test_input_that_is_not_utf8(tiny_run):
     assert err.startswith("regard: standard input, line 2: byte 0xff at 3 is not UTF-8. Convert the text first")
 
 
-def test_a_closed_pipe_is_no_error(tiny_run):
+def test_a_closed_pipe_is_no_traceback(tiny_run):
     command = f"yes abc | head -20000 | {sys.executable} -m regard predict {tiny_run} | head -1"
     run = subprocess.run(["bash", "-c", f"{command}; exit ${{PIPESTATUS[2]}}"], capture_output=True, check=False)
     assert len(run.stdout.splitlines()) == 1

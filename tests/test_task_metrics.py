@@ -149,6 +149,7 @@ def test_rouge_is_that_of_the_library_for_english(metric):
 def test_rouge_keeps_vowel_signs_with_their_letters():
     assert score("rouge1", ["की"], [["का"]]) == 0
     assert score("rouge1", ["किताब।"], [["किताब"]]) == 100
+    assert score("rouge1", ["a ❤️"], [["b ❤️"]]) == 0  # the sign behind a heart is no word
 
 
 def test_rouge_counts_korean_words():

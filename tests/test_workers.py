@@ -130,6 +130,23 @@ def test_newcomers_are_refused_while_answers_are_finished(served: tuple[subproce
     assert process.wait(20) == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("delay", [0.0, 0.005, 0.02])
+def test_stop_as_soon_as_it_says_that_it_serves(tiny_run: Path, number: int, delay: float):
+    command = [sys.executable, "-c", STARTED, str(tiny_run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        time.sleep(delay)
+        process.send_signal(number)
+        try:
+            assert process.wait(15) == 0
+            assert process.stderr.read() == ""
+        finally:
+            process.kill()
+
+
 def test_end_with_the_parent(served: tuple[subprocess.Popen[str], str]):
     process, url = served
     ask(url, 1)

@@ -248,7 +248,7 @@ def embed(
         raise InputError("--tokens goes with --out FILE.npy alone: the tokens' texts are written beside it.")
     predictor = load(run, changes or (), device)
     if word is not None or analogy is not None:
-        show_words(predictor, analogy or word or "")
+        show_words(predictor, analogy.split() if analogy is not None else [word or ""])
     elif tokens and file is not None:
         embed_tokens(predictor, file)
     else:

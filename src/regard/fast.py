@@ -5,6 +5,7 @@ ranked as decode.py ranks them (docs/engine.md says what can differ).
 """
 
 import atexit
+import contextlib
 import itertools
 import shutil
 import tempfile
@@ -349,6 +350,7 @@ def converted(predictor: Predictor, run: Path) -> Path:
         write(predictor, run, folder, "float32")
         return folder
     for other in home.iterdir():
-        if time.time() - other.stat().st_mtime > DAY:  # one that is younger may be in use by a server
-            shutil.rmtree(other, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another process may remove it, too
+            if time.time() - other.stat().st_mtime > DAY:  # one that is younger may be in use by a server
+                shutil.rmtree(other, ignore_errors=True)
     return folder

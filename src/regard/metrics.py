@@ -168,7 +168,8 @@ class Words:
         def inside(sign: str) -> bool:
             return sign.isalnum() or sign == "_" or unicodedata.category(sign)[0] == "M"
 
-        return "".join(sign if inside(sign) else " " for sign in text.lower()).split()
+        found = "".join(sign if inside(sign) else " " for sign in text.lower()).split()
+        return [word for word in found if any(sign.isalnum() or sign == "_" for sign in word)]
 
 
 def rouge(metric: str, outputs: Sequence[str], references: References) -> float:

@@ -332,7 +332,9 @@ def serve(
     sockets = workers.listeners(settings.host, settings.port, settings.workers)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     names, parent = ", ".join(predictors), os.getpid()
-    print(f"serving {names} at http://{host}:{sockets[0].getsockname()[1]} (API: /docs). Ctrl-C stops.", flush=True)
+
+    def begun() -> None:
+        print(f"serving {names} at http://{host}:{sockets[0].getsockname()[1]} (API: /docs). Ctrl-C stops.", flush=True)
 
     def work(listener: socket.socket) -> None:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited by connections: no wait of 40 ms
@@ -340,7 +342,8 @@ def serve(
         Server(app, app.state.service, parent if settings.workers > 1 else None).run(sockets=[listener])
 
     if settings.workers == 1:
+        begun()
         work(sockets[0])
         return
     with workers.counted_together():
-        workers.supervise(sockets, work)
+        workers.supervise(sockets, work, begun)

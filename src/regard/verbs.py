@@ -180,7 +180,7 @@ def show_agreed(found: Look, back: Predictor) -> None:
 # --- vectors ---------------------------------------------------------------------------------------------------------
 
 
-def show_words(predictor: Predictor, words: str) -> None:
+def show_words(predictor: Predictor, words: Sequence[str]) -> None:
     """The words nearest to one, or those that answer an analogy of three."""
     for text, cosine in vectors.words(predictor, words):
         print(f"{cosine:.3f}\t{text}")

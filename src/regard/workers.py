@@ -70,8 +70,11 @@ def counted_together() -> Iterator[None]:
             del os.environ["PROMETHEUS_MULTIPROC_DIR"]
 
 
-def supervise(sockets: Sequence[socket.socket], work: Callable[[socket.socket], None]) -> None:
-    """Keep a process at work at each socket until SIGTERM or SIGINT, which they are handed; then wait for them."""
+def supervise(
+    sockets: Sequence[socket.socket], work: Callable[[socket.socket], None], begun: Callable[[], None]
+) -> None:
+    """Keep a process at work at each socket until SIGTERM or SIGINT, which they are handed; then wait for them. `begun`
+    is called when all are there."""
     stopping = False
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -81,9 +84,13 @@ def supervise(sockets: Sequence[socket.socket], work: Callable[[socket.socket], 
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid or 0, number)
 
-    working = [started(work, one) for one in sockets]
+    working: list[BaseProcess] = []
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # what comes while they are born waits until all can hear it
     for number in SIGNALS:
         signal.signal(number, stop)
+    working += [started(work, one) for one in sockets]
+    begun()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     while True:
         for place, process in enumerate(working):
             if process.is_alive() or stopping:

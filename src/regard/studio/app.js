@@ -169,7 +169,7 @@
     } catch (error) {
       if (error.name !== "AbortError") complain(error);
     } finally {
-      if (looking === mine) busy(false);
+      if (looking === mine && !waiting) busy(false);
     }
   }
 
@@ -180,9 +180,9 @@
     const line = make("p", { class: "line written", dir: "auto" }, make("span", { class: "prompt" }, prompt));
     const card = make("section", { class: "answer" }, make("h2", {}, say("writing")), line);
     let target = "";
-    shown = null;
     for await (const { text, logprobs } of chunks(body, mine)) {
       if (!target) {
+        shown = null;
         part("view").replaceChildren(card);
         card.scrollIntoView({ block: "nearest" });
       }
@@ -196,6 +196,7 @@
     }
     Regard.announce(`${say("writing")}: ${target}`);
     part("stop").hidden = true;
+    shown = null;
     if (!prompt.trim()) return;
     await look({ model: name, text: prompt, target, packed: true }, mine.signal);
   }
