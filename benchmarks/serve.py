@@ -1,6 +1,6 @@
 """The server under load: 64 clients whose requests are batched against one client and no batching, then ten times as
-many requests at once as may wait. The one client has a server with one process and all threads, which is the fastest
-for one; the 64 have one with --workers processes.
+many requests at once as may wait. The one client asks two servers without batching: one with the same --workers
+processes as the 64 have, and one with a single process and all threads, which is the fastest for one.
 
 Clients, in a process of their own, send one sentence after the other over connections they keep. Without --run the
 model has the sizes of the multi30k recipe and random weights, and answers are about as long as their sources.
@@ -163,10 +163,13 @@ def row(table: Table, name: str, clients: int, found: dict[str, Any], note: str 
 def compared(run: Path, options: argparse.Namespace) -> None:
     """Measure, and print one table."""
     table = Table("what", "clients", "statuses", "requests/s", "p50 ms", "p99 ms", "memory MB")
-    with server(run, options, "serve.batch_items=1", "serve.wait_ms=0.0") as (port, _):
-        loaded(port, 1, 1)
-        alone = loaded(port, 1, options.seconds / 3)
-    row(table, "one client, no batches", 1, alone)
+    alone = {}
+    for workers in sorted({1, options.workers}):
+        changes = ("serve.batch_items=1", "serve.wait_ms=0.0", f"serve.workers={workers}")
+        with server(run, options, *changes) as (port, _):
+            loaded(port, 1, 1)
+            alone[workers] = loaded(port, 1, options.seconds / 3)
+        row(table, f"no batches, {workers} process{'es' * (workers > 1)}", 1, alone[workers])
     with server(run, options, f"serve.workers={options.workers}") as (port, process):
         loaded(port, options.clients, 1)
         many = loaded(port, options.clients, options.seconds)
@@ -177,7 +180,9 @@ def compared(run: Path, options: argparse.Namespace) -> None:
         row(table, "one client, afterwards", 1, loaded(port, 1, 1), f"{memory(process):,.0f}")
     out = Console(highlight=False, width=110)
     out.print(table)
-    out.print(f"batches / no batches: {many['speed'] / alone['speed']:.2f}")
+    for workers, found in alone.items():
+        ratio = many["speed"] / found["speed"]
+        out.print(f"batches / one client without, {workers} process{'es' * (workers > 1)}: {ratio:.2f}")
 
 
 def main() -> None:
