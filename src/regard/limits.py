@@ -26,6 +26,8 @@ class Limits(NamedTuple):
     longest: Tensor  # (sentences,) tokens before <eos>
     least: Tensor  # (sentences,) as many tokens before <eos>, unless that is more than `longest`
     prefix: Tensor  # (sentences, n) tokens it must begin with; PAD: free
+    soonest: int  # no sentence's `longest` is smaller
+    latest: int  # no sentence's `least` is larger
 
 
 class Asked(NamedTuple):
@@ -52,7 +54,8 @@ def asked(
         prefix[row, : len(tokens)] = torch.tensor(tokens)
     room = torch.maximum(room, (prefix != PAD).sum(1).to(room.device))
     least = torch.full_like(room, config.min_length)
-    return Asked(source, lengths, Limits(room, least, prefix.to(source.device)))
+    soonest = int(room.min()) if len(room) else 0
+    return Asked(source, lengths, Limits(room, least, prefix.to(source.device), soonest, config.min_length))
 
 
 def longest(lengths: Tensor, config: DecodeConfig) -> Tensor:
@@ -77,23 +80,26 @@ def allowed(
 ) -> Tensor:
     """logprobs (rows, vocab) with -inf where a token may not come next; if the tokens of each row so far are given, no
     n-gram of the size `no_repeat` comes twice."""
-    beam = len(logprobs) // len(limits.longest)
     logprobs.index_fill_(1, NEVER.to(logprobs.device), -torch.inf)
+    early, full = step < limits.latest, step >= limits.soonest
+    if not (early or full or histories or step < limits.prefix.shape[1]):
+        return logprobs
+    beam = len(logprobs) // len(limits.longest)
     given = logprobs.clone() if histories else logprobs
     end = logprobs[:, EOS].clone()
     for row, tokens in enumerate(histories):
         logprobs[row, repeats(tokens, no_repeat)] = -torch.inf
-    must, mustnt = limits.longest <= step, limits.least > step
-    if mustnt.any():
-        free = (mustnt & ~must).repeat_interleave(beam)
+    must = limits.longest <= step
+    if early:
+        free = ((limits.least > step) & ~must).repeat_interleave(beam)
         logprobs[:, EOS] = torch.where(free, -torch.inf, logprobs[:, EOS])
-    if histories or mustnt.any():  # where nothing is left, an output ends
+    if histories or early:  # where nothing is left, an output ends
         logprobs[:, EOS] = torch.where(logprobs.amax(1) == -torch.inf, end, logprobs[:, EOS])
     if step < limits.prefix.shape[1]:
         forced = limits.prefix[:, step].repeat_interleave(beam)[:, None]
         only = torch.full_like(logprobs, -torch.inf).scatter_(1, forced, given.gather(1, forced))
         logprobs = torch.where(forced == PAD, logprobs, only)
-    if must.any():
+    if full and must.any():
         only = torch.full_like(logprobs, -torch.inf)
         only[:, EOS] = logprobs[:, EOS]
         logprobs = torch.where(must.repeat_interleave(beam)[:, None], only, logprobs)

@@ -306,7 +306,7 @@ def together(predictor: Predictor, choices: Sequence[Choice]) -> Iterator[None]:
     """Write choices as the rows of one batch, a step at a time."""
     ids, lengths = predictor.tensors([Framed("", choice.prompt.ids, [], 0) for choice in choices])
     longest = torch.tensor([choice.most for choice in choices], device=ids.device)
-    sources = Asked(ids, lengths, Limits(longest, torch.zeros_like(longest), ids[:, :0]))
+    sources = Asked(ids, lengths, Limits(longest, torch.zeros_like(longest), ids[:, :0], int(longest.min()), 0))
 
     def choose(logprobs: Tensor, step: int) -> Tensor:
         rows = [choice for choice in choices if not choice.finish]
