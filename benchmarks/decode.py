@@ -31,7 +31,7 @@ from train import FEEDFORWARD, SIZE, VOCABULARY, heading, marian_model, regard_m
 from regard.config import DecodeConfig
 from regard.decode import decode
 from regard.device import keep_memory
-from regard.layers import settle
+from regard.layers import Linear, settle
 from regard.models import Transformer
 from regard.text import BOS, EOS, PAD, SPECIAL, UNK
 
@@ -137,21 +137,22 @@ def with_ctranslate2(folder: str, kind: str, threads: int) -> Translate:
 
 
 def products_alone(model: Transformer) -> Translate:
-    """The roof: every matrix product of the work and nothing else, each matrix stored the way that multiplies faster
-    for few rows."""
-    maps = [block.cross_attention.maps for block in model.decoder.blocks]
+    """The roof: every matrix product of the work and nothing else, each matrix stored as regard stores it."""
+    crosses = [block.cross_attention.maps for block in model.decoder.blocks]
     once = [part.weight for part in model.encoder.modules() if isinstance(part, nn.Linear)]
-    once += [part.weight[SIZE:] for part in maps]
-    often = [part.weight for part in model.decoder.modules() if isinstance(part, nn.Linear) and part not in maps]
-    often += [part.weight[:SIZE] for part in maps] + [model.output.weight]
-    matrices = [[weight.detach().T.contiguous() for weight in weights] for weights in (once, often)]
+    once += [part.weight[SIZE:] for part in crosses]
+    often = [part.weight for part in model.decoder.modules() if isinstance(part, nn.Linear) and part not in crosses]
+    often += [part.weight[:SIZE] for part in crosses] + [model.output.weight]
+    parts = nn.ModuleList(Linear(*weight.shape[::-1]) for weight in (*once, *often)).requires_grad_(False)
+    settle(parts)
 
     def translate(source: Tensor, beam: int) -> list[list[int]]:
         with torch.inference_mode():
-            for group, rows, times in ((matrices[0], source.numel(), 1), (matrices[1], len(source) * beam, STEPS)):
+            groups = (parts[: len(once)], source.numel(), 1), (parts[len(once) :], len(source) * beam, STEPS)
+            for group, rows, times in groups:
                 inputs = {width: torch.ones(rows, width) for width in (SIZE, FEEDFORWARD)}
-                for matrix in group * times:
-                    torch.mm(inputs[len(matrix)], matrix)
+                for part in [*group] * times:
+                    part(inputs[part.in_features])
         return []
 
     return translate

@@ -25,6 +25,7 @@ ORDER = [
     "mask",
     "position",
     "attention",
+    "single",
     "recurrent",
     "transformer",
     "loss",

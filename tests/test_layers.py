@@ -8,7 +8,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from regard.errors import DataError
-from regard.layers import Dropout, Output, embedding, load_vectors
+from regard.layers import PACKED, Dropout, Linear, Output, embedding, load_vectors, log_softmax, settle
 
 # --- dropout ---------------------------------------------------------------------------------------------------------
 
@@ -160,3 +160,55 @@ def test_a_file_that_does_not_exist_is_explained(tmp_path):
 @pytest.mark.parametrize("word", ["\x85", "\u2028", "x\x1cy"])
 def test_a_line_ends_where_the_file_says_so(tmp_path, word):
     assert loaded(tmp_path, "\n".join([f"{word} 7 8", *LINES]))[0] == 3
+
+
+# --- models that are only used ---------------------------------------------------------------------------------------
+
+
+class Pair(nn.Module):
+    """A matrix that is large enough to be packed, one that is not, and a tied output."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.table = embedding(PACKED // 128, 128)
+        self.large, self.small = Linear(128, PACKED // 128, bias=False), Linear(PACKED // 128, 128)
+        self.output = Output(PACKED // 128, 128, self.table)
+
+    def forward(self, x):
+        return self.output(self.small(self.large(x)))
+
+
+@pytest.mark.parametrize("rows", [(1,), (5,), (67,), (3, 7), (0,)])
+def test_a_settled_model_gives_the_same_numbers(rows):
+    model, x = Pair(), torch.randn(*rows, 128)
+    with torch.no_grad():
+        wanted = model(x)
+        settle(model)
+        assert model.large.packed is not None
+        assert model.output.packed is not None
+        assert_close(model(x), wanted, rtol=1e-5, atol=1e-5)
+        assert_close(model.double()(x.double()).float(), wanted, rtol=1e-5, atol=1e-5)  # what is packed is not asked
+
+
+def test_a_settled_model_still_has_gradients():
+    model, x = Pair(), torch.randn(3, 128, requires_grad=True)
+    settle(model)
+    model(x).sum().backward()
+    assert x.grad.abs().sum() > 0
+    assert model.large.weight.grad.abs().sum() > 0
+
+
+def test_a_model_of_double_precision_is_not_packed():
+    model = Pair().double()
+    settle(model)
+    assert model.large.packed is None
+
+
+def test_log_probabilities_may_be_written_over_the_logits():
+    logits = torch.randn(3, 11)
+    wanted = logits.log_softmax(-1)
+    with torch.inference_mode():
+        assert_close(log_softmax(logits.clone()), wanted)
+    assert_close(log_softmax(logits.clone().requires_grad_()), wanted)
+    assert log_softmax(logits.bfloat16()).dtype == torch.float32

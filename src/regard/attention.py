@@ -156,10 +156,11 @@ def context(query: Tensor, memory: Memory, mask: Tensor | None, score: Score) ->
 
 def fused_is_faster(query: Tensor) -> bool:
     """Whether torch's fused kernel beats the plain product for queries (batch, heads, query, size): on a CPU neither
-    in bfloat16, where its backward is slow, nor for one query in each of many rows, as in a wide beam."""
+    in bfloat16, where its backward is slow, nor for few queries in each of many rows, as in a wide beam."""
     if not query.is_cpu:
         return True
-    return query.dtype != torch.bfloat16 and (query.shape[-2] > 1 or query.shape[0] < 128)
+    batch, _, queries, _ = query.shape
+    return query.dtype != torch.bfloat16 and (queries > 8 or batch * queries < 128)
 
 
 # --- with weights ----------------------------------------------------------------------------------------------------
@@ -181,13 +182,13 @@ class Joint(Linear):
     def of(self, inputs: Tensor, parts: slice, heads: int, turn: Turn | None = None) -> tuple[Tensor, ...]:
         """inputs (batch, n, size) -> those of (queries, keys, values) that are asked for, by head; `turn` turns queries
         and keys together."""
-        weight: Tensor = self.weight
-        bias: Tensor | None = self.bias
-        if parts is not ALL:
-            start, stop = (sum(self.groups[:part]) * self.head for part in (parts.start, parts.stop))
-            weight, bias = weight[start:stop], None if bias is None else bias[start:stop]
         groups = self.groups[parts]
-        mapped = F.linear(inputs, weight, bias).view(*inputs.shape[:-1], sum(groups), self.head)
+        if parts is ALL:
+            mapped = self(inputs)
+        else:
+            rows = slice(*(sum(self.groups[:part]) * self.head for part in (parts.start, parts.stop)))
+            mapped = F.linear(inputs, self.weight[rows], None if self.bias is None else self.bias[rows])
+        mapped = mapped.view(*inputs.shape[:-1], sum(groups), self.head)
         if turn is None:
             return tuple(part.transpose(1, 2) for part in mapped.split_with_sizes(groups, dim=2))
         *turned, last = groups

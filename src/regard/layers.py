@@ -1,5 +1,6 @@
 """Small parts that every family uses: dropout, embeddings (random or loaded from a file of vectors), the output."""
 
+import functools
 import io
 import itertools
 from collections.abc import Callable, Iterator
@@ -7,15 +8,41 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.backends import mkldnn
 
 from regard.errors import DataError
 from regard.files import MARK, content
+
+PACKED, ENOUGH = 2**17, 2**28
+"""The smallest matrix that is packed, and how many numbers of a model are at the most: they are kept twice."""
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, packed: Tensor | None) -> Tensor:
+    """x (.., in) times a matrix (out, in), with a bias (out,) -> (.., out); `packed` is the same matrix, laid out for
+    quick products where nothing is learned."""
+    if packed is None or x.dtype != torch.float32 or torch.is_grad_enabled():
+        return F.linear(x, weight, bias)
+    mapped: Tensor = one_dnn()(x, packed, bias, "none", [], "")
+    return mapped
+
+
+@functools.cache
+def one_dnn() -> Callable[..., Tensor]:
+    """oneDNN's linear map of packed matrices."""
+    found: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
+    return found
 
 
 class Linear(nn.Linear):
     """A linear map that is called directly: torch's way through hooks costs more than the product of one row."""
 
-    __call__ = nn.Linear.forward
+    packed: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(.., in) -> (.., out)."""
+        return product(x, self.weight, self.bias, self.packed)
+
+    __call__ = forward
 
 
 class RMSNorm(nn.RMSNorm):
@@ -40,11 +67,19 @@ def norm(size: int, kind: str = "layer", epsilon: float = 1e-5) -> LayerNorm | R
 
 
 def settle(model: nn.Module) -> None:
-    """Make a model that will only be used, not trained, quick for few rows on a CPU; its numbers stay the same. Linear
-    maps are laid out by column, up to twice as fast; parts become plain attributes, which torch looks up slowly."""
+    """Make a model that will only be used, not changed any more, quick on a CPU; its numbers stay the same. Large
+    matrices are packed, small ones laid out by column (docs/log.md has the figures); parts become plain attributes,
+    which torch looks up slowly."""
+    room = ENOUGH
     for module in model.modules():
         if isinstance(module, Linear | Output):
-            module.weight.data = module.weight.data.t().contiguous().t()
+            weight = module.weight.data
+            quick = weight.is_cpu and weight.dtype == torch.float32 and mkldnn.is_available()  # type: ignore[no-untyped-call]
+            if quick and PACKED <= weight.numel() <= room:
+                module.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 64)
+                room -= weight.numel()
+            else:
+                module.weight.data = weight.t().contiguous().t()
         vars(module).update(module._modules | module._parameters)
 
 
@@ -74,6 +109,13 @@ def wide(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
+def log_softmax(logits: Tensor) -> Tensor:
+    """Log-probabilities (rows, vocab) of logits, which are not needed any more: where nothing is learned they are
+    written over, for a large table takes long to write anew."""
+    logits = wide(logits)
+    return logits.log_softmax(-1) if torch.is_grad_enabled() else torch.log_softmax(logits, -1, out=logits)
+
+
 def embedding(vocab: int, size: int) -> nn.Embedding:
     """A random embedding whose rows have a length of about 1."""
     table = nn.Embedding(vocab, size)
@@ -88,9 +130,10 @@ class Output(nn.Module):
         super().__init__()
         self.weight = embedding(vocab, size).weight if tied is None else tied.weight
         self.bias = nn.Parameter(torch.zeros(vocab))
+        self.packed: Tensor | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.weight, self.bias)
+        return product(hidden, self.weight, self.bias, self.packed)
 
     __call__ = forward
 

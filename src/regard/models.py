@@ -19,9 +19,10 @@ from regard.config import (
     TransformerConfig,
 )
 from regard.encoders import Classifier, Reader, TextEncoder
-from regard.layers import Dropout, Linear, Output, embedding, wide
+from regard.layers import Dropout, Linear, Output, embedding, log_softmax, wide
 from regard.loss import Loss, Trainable, cross_entropy
 from regard.mask import padding
+from regard.single import Past
 from regard.text import PAD
 
 
@@ -37,7 +38,7 @@ class State(NamedTuple):
 
 def rows(tree: Any, index: Tensor) -> Any:
     """Every tensor of a state (tuples of tensors and tuples), its rows chosen and ordered by an index."""
-    if isinstance(tree, Memory):
+    if isinstance(tree, Memory | Past):
         return tree.chosen(index)
     if isinstance(tree, tuple):
         parts = [rows(part, index) for part in tree]
@@ -104,8 +105,7 @@ class Seq2Seq(Writer):
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         hidden, state = self.decode(tokens[:, None], state)
-        logits = self.output(hidden[:, 0])
-        return wide(logits).log_softmax(-1), state
+        return log_softmax(self.output(hidden[:, 0])), state
 
 
 class Transformer(Seq2Seq):
@@ -247,9 +247,8 @@ class Language(Writer):
             kept = slice(past.keys + 1 - self.context, None)
             memories = tuple(Memory(one.keys[..., kept, :], one.values[..., kept, :]) for one in past.memories)
             past = past._replace(memories=memories, real=None if past.real is None else past.real[:, kept])
-        hidden, past = self.decoder(self.source_embedding(tokens[:, None]), past=past)
-        logits = self.output(hidden[:, 0])
-        return wide(logits).log_softmax(-1), State(None, past)
+        hidden, after = self.decoder(self.source_embedding(tokens[:, None]), past=past)
+        return log_softmax(self.output(hidden[:, 0])), State(None, after)
 
 
 class Recurrent(Seq2Seq):

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard import single
 from regard.attention import Attention, Memory, multi_head
 from regard.config import BlockConfig
 from regard.layers import Dropout, Linear, norm
@@ -186,10 +187,19 @@ class Decoder(Stack):
         return Source(tuple(cross.remember(states) for cross in crosses), mask)
 
     def forward(
-        self, x: Tensor, source: Source | None = None, past: Cache | None = None, real: Tensor | None = None
-    ) -> tuple[Tensor, Cache]:
+        self,
+        x: Tensor,
+        source: Source | None = None,
+        past: Cache | single.Past | None = None,
+        real: Tensor | None = None,
+    ) -> tuple[Tensor, Cache | single.Past]:
         """Embeddings (batch, query, size) that stand behind the past -> states, and the past with them behind it;
         `real` (batch, query) leaves out inputs that are padding."""
+        if source is not None and past is None and x.shape[1] == 1:
+            past = single.begin(self.blocks, *source)
+        if isinstance(past, single.Past):
+            x, past = single.step(self.prepare(x, past.start)[:, 0], past)
+            return self.norm(x)[:, None], past
         past = past or Cache(())
         count, before = x.shape[1], past.keys
         if real is not None or past.real is not None:
