@@ -1,14 +1,29 @@
 """Dropout, embeddings, files of vectors, the output layer."""
 
+import copy
 import gzip
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.backends import mkldnn
 from torch.testing import assert_close
 
+from regard import layers
 from regard.errors import DataError
-from regard.layers import PACKED, Dropout, Linear, Output, embedding, load_vectors, log_softmax, settle
+from regard.layers import (
+    ALWAYS,
+    PACKED,
+    Dropout,
+    Linear,
+    Map,
+    Output,
+    embedding,
+    load_vectors,
+    log_softmax,
+    settle,
+)
 
 # --- dropout ---------------------------------------------------------------------------------------------------------
 
@@ -165,42 +180,79 @@ def test_a_line_ends_where_the_file_says_so(tmp_path, word):
 # --- models that are only used ---------------------------------------------------------------------------------------
 
 
-class Pair(nn.Module):
-    """A matrix that is large enough to be packed, one that is not, and a tied output."""
+class Parts(nn.Module):
+    """A matrix that is large enough to be packed, one that is not, and a tied output that is asked so for one row."""
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(3)
-        self.table = embedding(PACKED // 128, 128)
-        self.large, self.small = Linear(128, PACKED // 128, bias=False), Linear(PACKED // 128, 128)
-        self.output = Output(PACKED // 128, 128, self.table)
+        self.table = embedding(ALWAYS // 128, 128)
+        self.large, self.small = Linear(128, PACKED // 128, bias=False), Linear(PACKED // 128, 127)
+        self.narrow = Linear(127, 128)
+        self.output = Output(ALWAYS // 128, 128, self.table)
 
     def forward(self, x):
-        return self.output(self.small(self.large(x)))
+        return self.output(self.narrow(self.small(self.large(x))))
 
 
-@pytest.mark.parametrize("rows", [(1,), (5,), (67,), (3, 7), (0,)])
+def settled():
+    model = Parts()
+    settle(model)
+    return model
+
+
+quick = pytest.mark.skipif(not mkldnn.is_available(), reason="this torch has no oneDNN")
+
+
+@quick
+@pytest.mark.parametrize("rows", [(1,), (2,), (9,), (67,), (3, 7), (1, 1), (512,), (513,), (0,), ()])
 def test_a_settled_model_gives_the_same_numbers(rows):
-    model, x = Pair(), torch.randn(*rows, 128)
+    model, x = Parts(), torch.randn(*rows, 128)
     with torch.no_grad():
         wanted = model(x)
         settle(model)
-        assert model.large.packed is not None
-        assert model.output.packed is not None
+        assert [part.packed is not None for part in (model.large, model.small, model.output)] == [True, False, True]
         assert_close(model(x), wanted, rtol=1e-5, atol=1e-5)
+        assert_close(copy.deepcopy(model)(x), wanted, rtol=1e-5, atol=1e-5)
         assert_close(model.double()(x.double()).float(), wanted, rtol=1e-5, atol=1e-5)  # what is packed is not asked
 
 
-def test_a_settled_model_still_has_gradients():
-    model, x = Pair(), torch.randn(3, 128, requires_grad=True)
+@quick
+def test_packed_matrices_are_asked_for_few_numbers_of_rows(monkeypatch):
+    assert sorted(set(layers.ROWS)) == layers.ROWS
+    model, asked = settled(), set()
+    monkeypatch.setattr(Map, "product", lambda self, x: asked.add(len(x)) or F.linear(x, self.weight, self.bias))
+    with torch.no_grad():
+        for rows in range(1, 600):
+            assert model.output(torch.ones(rows, 128)).shape == (rows, ALWAYS // 128)
+            assert model.large(torch.ones(rows, 128)).shape == (rows, PACKED // 128)
+    assert sorted(asked) == layers.ROWS
+
+
+def test_a_model_that_is_elsewhere_is_not_packed():
+    model = Parts().to("meta")
     settle(model)
+    assert model.large.packed is None
+    with torch.no_grad():
+        assert model(torch.empty(3, 128, device="meta")).shape == (3, ALWAYS // 128)
+
+
+@quick
+def test_no_more_is_packed_than_there_is_room_for(monkeypatch):
+    monkeypatch.setattr(layers, "ENOUGH", PACKED)
+    model = settled()
+    assert [part.packed is not None for part in (model.large, model.output)] == [True, False]
+
+
+def test_a_settled_model_still_has_gradients():
+    model, x = settled(), torch.randn(3, 128, requires_grad=True)
     model(x).sum().backward()
     assert x.grad.abs().sum() > 0
     assert model.large.weight.grad.abs().sum() > 0
 
 
 def test_a_model_of_double_precision_is_not_packed():
-    model = Pair().double()
+    model = Parts().double()
     settle(model)
     assert model.large.packed is None
 

@@ -5,15 +5,17 @@ import itertools
 import pytest
 import torch
 from oracles import shaken
+from torch.backends import mkldnn
 from torch.testing import assert_close
 
 from regard import single
 from regard.batch import source_batch
 from regard.config import DecodeConfig, TransformerConfig
 from regard.decode import decode
+from regard.layers import settle
 from regard.models import Copying, Transformer, rows
 from regard.recording import record
-from regard.text import BOS, EOS
+from regard.text import BOS, EOS, PAD
 from regard.transformer import Cache
 
 VOCAB = 23
@@ -29,7 +31,7 @@ FORMS = {
 def made(kind=Transformer, **changes):
     torch.manual_seed(5)
     sizes = {"size": 18, "feedforward": 11, "heads": 3, "encoder_layers": 1, "decoder_layers": 2}
-    config = TransformerConfig(kind="transformer", **sizes, **changes)
+    config = TransformerConfig(kind="transformer", **(sizes | changes))
     return shaken(kind(config, VOCAB)).double().eval()
 
 
@@ -113,6 +115,36 @@ def test_what_is_of_another_form_goes_through_the_blocks():
         assert isinstance(past(made(key_heads=1)), Cache)
         assert isinstance(past(made().train()), Cache)
     assert isinstance(past(made()), Cache)  # a gradient may be wanted
+
+
+def test_a_source_with_padding_goes_through_the_blocks():
+    model = made()
+    with torch.inference_mode():
+        state = model.start(torch.tensor([[4, 9, EOS, PAD]]), torch.tensor([3]))
+        assert isinstance(model.step(torch.tensor([BOS]), state)[1].past, Cache)
+
+
+def test_a_settled_model_takes_it_with_packed_matrices(monkeypatch):
+    model = made(size=256, feedforward=512, heads=4).float()
+    wanted = search(plain(model, monkeypatch), beam=3)
+    monkeypatch.undo()
+    settle(model)
+    assert model.decoder.blocks[0].feedforward.widen.packed is not None or not mkldnn.is_available()
+    found = search(model, beam=3)
+    assert [one.tokens for one in found] == [one.tokens for one in wanted]
+    assert_close([one.score for one in found], [one.score for one in wanted], rtol=1e-4, atol=1e-4)
+
+
+def test_what_nobody_sees_any_more_is_forgotten():
+    model = made(positions="sinusoidal")
+    with torch.inference_mode():
+        state, tokens = model.start(*source_batch([SOURCE])), torch.tensor([BOS])
+        for _ in range(200):
+            _, state = model.step(tokens, state)
+            state = state._replace(past=rows(state.past, torch.zeros(5, dtype=torch.long)))
+            tokens = torch.arange(5) + 4
+    assert state.past.read < 5 * 200
+    assert state.past.pool.mapped.shape[1] < 5 * 200
 
 
 def test_who_looks_sees_the_blocks():

@@ -156,11 +156,13 @@ def context(query: Tensor, memory: Memory, mask: Tensor | None, score: Score) ->
 
 def fused_is_faster(query: Tensor) -> bool:
     """Whether torch's fused kernel beats the plain product for queries (batch, heads, query, size): on a CPU neither
-    in bfloat16, where its backward is slow, nor for few queries in each of many rows, as in a wide beam."""
+    in bfloat16, where its backward is slow, nor for few queries in each of many rows, as in a wide beam, unless
+    something is learned of several."""
     if not query.is_cpu:
         return True
     batch, _, queries, _ = query.shape
-    return query.dtype != torch.bfloat16 and (queries > 8 or batch * queries < 128)
+    few = queries == 1 if torch.is_grad_enabled() else queries <= 8
+    return query.dtype != torch.bfloat16 and not (few and batch * queries >= 128)
 
 
 # --- with weights ----------------------------------------------------------------------------------------------------

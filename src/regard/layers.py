@@ -1,9 +1,10 @@
 """Small parts that every family uses: dropout, embeddings (random or loaded from a file of vectors), the output."""
 
-import functools
+import bisect
 import io
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,36 +14,52 @@ from torch.backends import mkldnn
 from regard.errors import DataError
 from regard.files import MARK, content
 
-PACKED, ENOUGH = 2**17, 2**28
-"""The smallest matrix that is packed, and how many numbers of a model are at the most: they are kept twice."""
+PACKED, ALWAYS, ENOUGH = 2**17, 2**20, 2**28
+"""How large a matrix is packed; how large it is asked in that form for one row, too (docs/log.md has the figures); and
+how many numbers of a model are packed at the most, for they are kept twice."""
+ROWS = [*range(1, 8), *(quarter * size // 4 for size in (8, 16, 32, 64, 128, 256) for quarter in range(4, 8)), 512]
+"""The numbers of rows that packed matrices are asked for: oneDNN keeps a program for each, about a megabyte."""
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None, packed: Tensor | None) -> Tensor:
-    """x (.., in) times a matrix (out, in), with a bias (out,) -> (.., out); `packed` is the same matrix, laid out for
-    quick products where nothing is learned."""
-    if packed is None or x.dtype != torch.float32 or torch.is_grad_enabled():
-        return F.linear(x, weight, bias)
-    mapped: Tensor = one_dnn()(x, packed, bias, "none", [], "")
-    return mapped
+class Map(nn.Module):
+    """A matrix (out, in) and a bias (out,) that multiply rows. In a model that is only used, it is packed: laid out in
+    the order in which oneDNN multiplies it."""
 
-
-@functools.cache
-def one_dnn() -> Callable[..., Tensor]:
-    """oneDNN's linear map of packed matrices."""
-    found: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
-    return found
-
-
-class Linear(nn.Linear):
-    """A linear map that is called directly: torch's way through hooks costs more than the product of one row."""
-
+    weight: Tensor
+    bias: Any  # None: there is none
     packed: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """(.., in) -> (.., out)."""
-        return product(x, self.weight, self.bias, self.packed)
+        width = x.shape[-1]
+        rows = x.numel() // width
+        quick = self.packed is not None and x.dtype == torch.float32 and x.is_cpu and not torch.is_grad_enabled()
+        if not quick or not (1 if self.weight.numel() >= ALWAYS else 2) <= rows <= ROWS[-1]:
+            return F.linear(x, self.weight, self.bias)
+        more = ROWS[bisect.bisect_left(ROWS, rows)] - rows
+        flat = x.reshape(rows, width)
+        mapped = self.product(F.pad(flat, (0, 0, 0, more)) if more else flat)
+        return mapped[:rows].view(*x.shape[:-1], -1)
 
     __call__ = forward
+
+    def product(self, x: Tensor) -> Tensor:
+        """(rows, in) -> (rows, out), by the packed matrix."""
+        mapped: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
+        return mapped
+
+    def pack(self) -> None:
+        """Lay the matrix out anew, where there is oneDNN. From then on it must not change."""
+        if self.weight.is_cpu and self.weight.dtype == torch.float32 and mkldnn.is_available():  # type: ignore[no-untyped-call]
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.data.contiguous(), 64)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is copied: all but the packed matrix, which cannot be."""
+        return {name: value for name, value in vars(self).items() if name != "packed"}
+
+
+class Linear(Map, nn.Linear):
+    """A linear map that is called directly: torch's way through hooks costs more than the product of one row."""
 
 
 class RMSNorm(nn.RMSNorm):
@@ -67,19 +84,18 @@ def norm(size: int, kind: str = "layer", epsilon: float = 1e-5) -> LayerNorm | R
 
 
 def settle(model: nn.Module) -> None:
-    """Make a model that will only be used, not changed any more, quick on a CPU; its numbers stay the same. Large
-    matrices are packed, small ones laid out by column (docs/log.md has the figures); parts become plain attributes,
-    which torch looks up slowly."""
+    """Make a model that will only be used, not changed any more, quick on the CPU it is on; its numbers stay the same.
+    Large matrices are packed, for several rows, smaller ones laid out by column, for one; parts become plain
+    attributes, which torch looks up slowly."""
     room = ENOUGH
     for module in model.modules():
-        if isinstance(module, Linear | Output):
-            weight = module.weight.data
-            quick = weight.is_cpu and weight.dtype == torch.float32 and mkldnn.is_available()  # type: ignore[no-untyped-call]
-            if quick and PACKED <= weight.numel() <= room:
-                module.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 64)
-                room -= weight.numel()
-            else:
-                module.weight.data = weight.t().contiguous().t()
+        if isinstance(module, Map):
+            size = module.weight.numel()
+            if PACKED <= size <= room:
+                module.pack()
+                room -= size
+            if module.packed is None or size < ALWAYS:
+                module.weight.data = module.weight.data.t().contiguous().t()
         vars(module).update(module._modules | module._parameters)
 
 
@@ -123,19 +139,13 @@ def embedding(vocab: int, size: int) -> nn.Embedding:
     return table
 
 
-class Output(nn.Module):
+class Output(Map):
     """The last layer: hidden (.., size) -> logits (.., vocab). With `tied`, its matrix is that embedding's."""
 
     def __init__(self, vocab: int, size: int, tied: nn.Embedding | None) -> None:
         super().__init__()
         self.weight = embedding(vocab, size).weight if tied is None else tied.weight
         self.bias = nn.Parameter(torch.zeros(vocab))
-        self.packed: Tensor | None = None
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return product(hidden, self.weight, self.bias, self.packed)
-
-    __call__ = forward
 
 
 def load_vectors(table: nn.Embedding, path: str, find: Callable[[str], int | None], *, freeze: bool) -> int:

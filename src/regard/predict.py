@@ -348,5 +348,6 @@ def load(run: str | Path, changes: Iterable[str] = (), device: str = "auto") -> 
     if not path.exists():
         raise RunError(f"{folder} has no model yet: training has not reached its first validation.")
     fill(model, load_tensors(path), path)
+    model = model.to(choose(device))
     settle(model)
-    return Predictor(model.to(choose(device)), config, source, target)
+    return Predictor(model, config, source, target)

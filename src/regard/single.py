@@ -63,17 +63,23 @@ class Past(NamedTuple):
             return self if alone else self._replace(sees=self.pool.mapped.new_zeros(len(index), self.read))
         return self._replace(sees=self.sees.index_select(0, index))
 
-    def behind(self, rows: int) -> "Past":
+    def grown(self, rows: int) -> "Past":
         """The past in which every row has read one token more, with room for them in the pool. Whoever holds the past
-        that fills it may write behind it; for all others, who would write over that, it is copied."""
-        pool, after, sees = self.pool, self.read + rows, self.sees
-        if pool.filled != self.read or after > pool.mapped.shape[1]:
-            pool = Pool(pool.heads, pool.mapped[:, : self.read], 2 * after)
-        pool.filled = after
+        that fills it may write behind it; for all others, who would write over that, it is copied, without what nobody
+        sees any more."""
+        pool, before, sees = self.pool, self.read, self.sees
+        if pool.filled != before or before + rows > pool.mapped.shape[1]:
+            kept = pool.mapped[:, :before]
+            if sees is not None:
+                seen = (sees == 0).any(0)
+                kept, sees = kept[:, seen], sees[:, seen]
+            before = kept.shape[1]
+            pool = Pool(pool.heads, kept, max(64, 2 * (before + rows)))
+        pool.filled = before + rows
         if sees is not None or rows > 1:
             old = pool.mapped.new_empty(rows, 0) if sees is None else sees
             sees = torch.cat([old, apart(rows, old.dtype)], dim=1)
-        return Past(self.blocks, self.before, pool, after, self.start + 1, sees)
+        return Past(self.blocks, self.before, pool, before + rows, self.start + 1, sees)
 
 
 @functools.lru_cache(maxsize=32)
@@ -131,7 +137,7 @@ def step(x: Tensor, past: Past) -> tuple[Tensor, Past]:
     """Tokens (rows, size), one of each hypothesis, prepared -> what the last block makes of them, and the past with
     them."""
     rows, size = x.shape
-    past = past.behind(rows)
+    past = past.grown(rows)
     pre, after, before = past.before, past.read, past.read - rows
     heads = past.pool.heads
     for block, (mapped, queries, keys, values) in zip(past.blocks, past.pool.blocks, strict=True):
