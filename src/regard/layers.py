@@ -1,6 +1,7 @@
 """Small parts that every family uses: dropout, embeddings (random or loaded from a file of vectors), the output."""
 
 import bisect
+import functools
 import io
 import itertools
 from collections.abc import Callable, Iterator
@@ -28,34 +29,45 @@ class Map(nn.Module):
     weight: Tensor
     bias: Any  # None: there is none
     packed: Tensor | None = None
+    least = 1
+    """The packed matrix is asked for no fewer rows."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(.., in) -> (.., out)."""
+        if self.packed is None or torch.is_grad_enabled() or x.dtype != torch.float32 or not x.is_cpu:
+            return F.linear(x, self.weight, self.bias)
         width = x.shape[-1]
         rows = x.numel() // width
-        quick = self.packed is not None and x.dtype == torch.float32 and x.is_cpu and not torch.is_grad_enabled()
-        if not quick or not (1 if self.weight.numel() >= ALWAYS else 2) <= rows <= ROWS[-1]:
+        if not self.least <= rows <= ROWS[-1]:
             return F.linear(x, self.weight, self.bias)
-        more = ROWS[bisect.bisect_left(ROWS, rows)] - rows
-        flat = x.reshape(rows, width)
-        mapped = self.product(F.pad(flat, (0, 0, 0, more)) if more else flat)
-        return mapped[:rows].view(*x.shape[:-1], -1)
+        wanted = ROWS[bisect.bisect_left(ROWS, rows)]
+        if wanted == rows:
+            return self.product(x)
+        more = F.pad(x.reshape(rows, width), (0, 0, 0, wanted - rows))
+        return self.product(more)[:rows].view(*x.shape[:-1], -1)
 
     __call__ = forward
 
     def product(self, x: Tensor) -> Tensor:
-        """(rows, in) -> (rows, out), by the packed matrix."""
-        mapped: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
-        return mapped
+        """(.., in) -> (.., out), by the packed matrix."""
+        return one_dnn()(x, self.packed, self.bias, "none", [], "")
 
     def pack(self) -> None:
         """Lay the matrix out anew, where there is oneDNN. From then on it must not change."""
         if self.weight.is_cpu and self.weight.dtype == torch.float32 and mkldnn.is_available():  # type: ignore[no-untyped-call]
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.data.contiguous(), 64)
+            self.least = 1 if self.weight.numel() >= ALWAYS else 2
 
     def __getstate__(self) -> dict[str, Any]:
         """What is copied: all but the packed matrix, which cannot be."""
         return {name: value for name, value in vars(self).items() if name != "packed"}
+
+
+@functools.cache
+def one_dnn() -> Callable[..., Tensor]:
+    """oneDNN's product with a packed matrix."""
+    found: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
+    return found
 
 
 class Linear(Map, nn.Linear):
