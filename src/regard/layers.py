@@ -15,9 +15,9 @@ from torch.backends import mkldnn
 from regard.errors import DataError
 from regard.files import MARK, content
 
-PACKED, ALWAYS, ENOUGH = 2**17, 2**20, 2**28
+PACKED, ALWAYS, ENOUGH = 2**17, 3 * 2**17, 2**26
 """How large a matrix is packed; how large it is asked in that form for one row, too (docs/log.md has the figures); and
-how many numbers of a model are packed at the most, for they are kept twice."""
+how many numbers a model may have, for they are kept twice, and oneDNN rounds more, which adds up in deep ones."""
 ROWS = [*range(1, 8), *(quarter * size // 4 for size in (8, 16, 32, 64, 128, 256) for quarter in range(4, 8)), 512]
 """The numbers of rows that packed matrices are asked for: oneDNN keeps a program for each, about a megabyte."""
 
@@ -99,15 +99,15 @@ def settle(model: nn.Module) -> None:
     """Make a model that will only be used, not changed any more, quick on the CPU it is on; its numbers stay the same.
     Large matrices are packed, for several rows, smaller ones laid out by column, for one; parts become plain
     attributes, which torch looks up slowly."""
-    room = ENOUGH
+    maps = [module for module in model.modules() if isinstance(module, Map)]
+    small = sum(part.weight.numel() for part in maps) <= ENOUGH
+    for part in maps:
+        size = part.weight.numel()
+        if small and size >= PACKED:
+            part.pack()
+        if part.packed is None or size < ALWAYS:
+            part.weight.data = part.weight.data.t().contiguous().t()
     for module in model.modules():
-        if isinstance(module, Map):
-            size = module.weight.numel()
-            if PACKED <= size <= room:
-                module.pack()
-                room -= size
-            if module.packed is None or size < ALWAYS:
-                module.weight.data = module.weight.data.t().contiguous().t()
         vars(module).update(module._modules | module._parameters)
 
 
