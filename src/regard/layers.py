@@ -96,9 +96,9 @@ def norm(size: int, kind: str = "layer", epsilon: float = 1e-5) -> LayerNorm | R
 
 
 def settle(model: nn.Module) -> None:
-    """Make a model that will only be used, not changed any more, quick on the CPU it is on; its numbers stay the same.
-    Large matrices are packed, for several rows, smaller ones laid out by column, for one; parts become plain
-    attributes, which torch looks up slowly."""
+    """Make a model that will only be used, not changed any more, quick on the CPU it is on; its numbers stay the same
+    but for rounding. Large matrices are packed, for several rows, smaller ones laid out by column, for one; parts
+    become plain attributes, which torch looks up slowly."""
     maps = [module for module in model.modules() if isinstance(module, Map)]
     small = sum(part.weight.numel() for part in maps) <= ENOUGH
     for part in maps:
