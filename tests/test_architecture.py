@@ -21,6 +21,7 @@ ORDER = [
     "data",
     "generate",
     "batch",
+    "embeddings",
     "layers",
     "mask",
     "position",

@@ -1,7 +1,6 @@
 """Dropout, embeddings, files of vectors, the output layer."""
 
 import copy
-import gzip
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from torch.backends import mkldnn
 from torch.testing import assert_close
 
 from regard import layers
-from regard.errors import DataError
 from regard.layers import (
     ALWAYS,
     PACKED,
@@ -20,7 +18,6 @@ from regard.layers import (
     Map,
     Output,
     embedding,
-    load_vectors,
     log_softmax,
     settle,
 )
@@ -89,92 +86,6 @@ def test_the_output_is_a_product_with_its_own_or_the_embedding_matrix(tied):
     assert not output.bias.any()
     nn.init.normal_(output.bias)
     assert_close(output(hidden), hidden @ output.weight.T + output.bias)
-
-
-# --- files of vectors ------------------------------------------------------------------------------------------------
-
-WORDS = {"a": 2, "new york": 0, "4": 1}
-ROWS = [[3.0, 4.5], [5.0, -6.0], [1.0, 2e-3]]
-LINES = ["a 1 2e-3", "unheard 7 8", "new york 3 4.5", "4 5 -6"]
-
-
-def loaded(folder, text, freeze=False, size=2):
-    """How many rows were filled from a file with this text, and the table of three."""
-    path, table = folder / "vectors.txt", embedding(3, size)
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return load_vectors(table, str(path), WORDS.get, freeze=freeze), table
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\n".join(LINES),  # GloVe
-        "4 2\n" + "\n".join(LINES) + "\n",  # word2vec
-        "4 2\n" + " \n".join(LINES) + " \n",  # fastText
-        "\r\n".join(LINES) + "\r\n",
-        gzip.compress("\n".join(LINES).encode()),
-    ],
-    ids=["glove", "word2vec", "fasttext", "windows", "gzip"],
-)
-def test_vectors_load_in_every_form(tmp_path, text):
-    filled, table = loaded(tmp_path, text)
-    assert filled == 3
-    assert_close(table.weight.detach(), torch.tensor(ROWS))
-
-
-def test_a_word_without_a_vector_keeps_its_row(tmp_path):
-    torch.manual_seed(7)
-    before = embedding(3, 2).weight[:2]
-    torch.manual_seed(7)
-    filled, table = loaded(tmp_path, LINES[0])
-    assert filled == 1
-    assert torch.equal(table.weight[:2], before)
-
-
-@pytest.mark.parametrize("freeze", [False, True])
-def test_frozen_vectors_do_not_learn(tmp_path, freeze):
-    _, table = loaded(tmp_path, LINES[0], freeze)
-    assert table.weight.requires_grad != freeze
-
-
-WIDTH = r"vectors\.txt holds vectors of {} numbers, but the embedding is 2 wide\. Set the model's embedding size to"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a 1", WIDTH.format(1)),
-        ("a 1 2 3\n4 4 5 6", WIDTH.format(3)),
-        ("2 3\na 1 2 3\n4 4 5 6", WIDTH.format(3)),
-        ("a 1 2\n7 3", r"vectors\.txt:2 is not a word and 2 finite numbers\."),
-        ("a 1 2\n4 3 nan", r"vectors\.txt:2 is not a word and 2 finite numbers\."),
-        ("b 1 2", r"no word of .*vectors\.txt is in the vocabulary: nothing was loaded\. Is it the same language and"),
-        ("a 1 2\n4 1 x", r"vectors\.txt:2 is not a word and 2 numbers: could not convert string to float: 'x'\."),
-        ("", r"vectors\.txt is empty\."),
-        (b"\xef\xbb\xbf\n", WIDTH.format(-1)),
-    ],
-)
-def test_a_file_that_cannot_serve_is_explained(tmp_path, text, message):
-    with pytest.raises(DataError, match=message):
-        loaded(tmp_path, text)
-
-
-def test_the_first_spelling_of_a_word_counts(tmp_path):
-    """Files have the frequent one first; another that is the same word to the vocabulary changes nothing."""
-    (tmp_path / "vectors.txt").write_text("the 1 2\nThe 3 4\nTHE 5 6\n", encoding="utf-8")
-    table = embedding(3, 2)
-    assert load_vectors(table, str(tmp_path / "vectors.txt"), {"the": 1, "The": 1, "THE": 1}.get, freeze=False) == 1
-    assert table.weight[1].tolist() == [1.0, 2.0]
-
-
-def test_a_file_that_does_not_exist_is_explained(tmp_path):
-    with pytest.raises(DataError, match=r"vectors\.txt does not exist\."):
-        load_vectors(embedding(3, 2), str(tmp_path / "vectors.txt"), WORDS.get, freeze=False)
-
-
-@pytest.mark.parametrize("word", ["\x85", "\u2028", "x\x1cy"])
-def test_a_line_ends_where_the_file_says_so(tmp_path, word):
-    assert loaded(tmp_path, "\n".join([f"{word} 7 8", *LINES]))[0] == 3
 
 
 # --- models that are only used ---------------------------------------------------------------------------------------

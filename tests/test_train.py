@@ -1,5 +1,6 @@
 """Learning: the right loss, exact resuming, whole checkpoints, clear stops."""
 
+import gzip
 import json
 import math
 import os
@@ -12,6 +13,7 @@ import time
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import TINY, tiny, train_tiny
 
 from regard.batch import Pair, collate, epoch, updates
@@ -242,6 +244,36 @@ def test_frozen_vectors_stay(tmp_path):
     assert [event.values["text"] for event in events if event.kind == "note"] == [said]
     vectors.unlink()  # resuming needs it no more
     assert not build_model(resumed(run), resumed=True).source_embedding.weight.requires_grad
+
+
+def test_raw_text_gives_words_and_their_vectors(tmp_path):
+    """What stands in text without targets is known, and words with like neighbours there begin alike; the frozen
+    embedding stays, and a run that goes on does not need the text."""
+    raw = tmp_path / "raw.txt.gz"
+    lines = [f"{one}{other}{one}" for one in "αβ" for other in "ξη"] * 3
+    raw.write_bytes(gzip.compress("\n".join(lines).encode() + b"\n\n\xff\n"))
+    run = tmp_path / "run"
+    events = []
+    train_tiny(run, f'text.raw=["{raw}"]', "model.freeze_vectors=true", report=events.append)
+    predictor = load(run)
+    table = predictor.model.source_embedding.weight
+    one, other, far = (F.normalize(table[predictor.source.find(letter)], dim=0) for letter in "ξηβ")
+    assert one @ other > 0.9 > one @ far
+    notes = [event.values["text"] for event in events if event.kind == "note"]
+    assert notes[0] == "counting which words stand near which ..."
+    assert re.fullmatch(r"\d+ of the \d+ source entries have a vector from their neighbours in the text", notes[1])
+    assert json.loads((run / "data.json").read_bytes())["raw"] == {
+        **{"read": 13, "kept": 12, "cut": 0},
+        "dropped": {"undecodable": [f"{raw}:14"]},
+    }
+    raw.unlink()
+    assert not build_model(resumed(run), resumed=True).source_embedding.weight.requires_grad
+
+
+def test_raw_text_that_is_missing_leaves_no_run(tmp_path):
+    with pytest.raises(DataError, match=r"none\.txt does not exist\."):
+        fresh(changed(tiny(), [f'text.raw=["{tmp_path}/none.txt"]']), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 COMMAND = (sys.executable, "-m", "regard")

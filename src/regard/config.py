@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from regard.corpus import Data
-from regard.settings import Count, Settings, Share
+from regard.settings import Count, Paths, Settings, Share
 
 # --- text ------------------------------------------------------------------------------------------------------------
 
@@ -41,6 +41,9 @@ class TextConfig(Settings):
     """How the source becomes tokens, as below."""
     target: Tokenization | None = None
     """How the target does."""
+    raw: Paths = ()
+    """Files of plain text in the source's language, without targets. The vocabulary is learned from them too, and the
+    source embedding begins so that entries with like neighbours there are alike; `model.freeze_vectors` keeps it."""
     languages: tuple[str, str] = ("source", "target")
     """Codes of the two sides' languages (ISO 639), by which the server offers them."""
     max_length: Count = 256
@@ -65,7 +68,7 @@ class EmbeddedConfig(Settings):
     target_vectors: str | None = None
     """The same for the target."""
     freeze_vectors: bool = False
-    """Keep an embedding that was loaded as it is, the random vectors of words that the file lacks among it."""
+    """Keep an embedding that was loaded, or counted from text.raw, as it is, the random vectors among it too."""
 
 
 class RNNConfig(EmbeddedConfig):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from regard.corpus import DocumentData, FileData, GeneratedData
 from regard.errors import DataError
-from regard.files import Example, pairs
+from regard.files import Example, lines, pairs
 
 
 @dataclass
@@ -83,6 +83,20 @@ def read_files(settings: FileData, unlabelled: bool = False) -> Splits:
             ledgers["train"].kept -= len(splits[name])
             ledgers["train"].read -= len(splits[name])
     return Splits(splits["train"], splits["valid"], splits["test"], ledgers)
+
+
+def read_raw(paths: Iterable[str], obtain: str, ledger: Ledger) -> list[str]:
+    """The lines of plain text files; blank ones say nothing, and what is not UTF-8 is dropped."""
+    found = []
+    for path in paths:
+        for number, line in enumerate(lines(path, obtain), 1):
+            if line is None:
+                ledger.drop("undecodable", f"{path}:{number}")
+            elif line.strip():
+                found.append(line)
+    ledger.kept = len(found)
+    ledger.read = ledger.kept + sum(map(len, ledger.dropped.values()))
+    return found
 
 
 def shared(settings: DocumentData, splits: dict[str, list[Example]], ledgers: dict[str, Ledger]) -> None:

@@ -1,19 +1,14 @@
-"""Small parts that every family uses: dropout, embeddings (random or loaded from a file of vectors), the output."""
+"""Small parts that every family uses: linear maps, norms, dropout, embeddings, the output."""
 
 import bisect
 import functools
-import io
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.backends import mkldnn
-
-from regard.errors import DataError
-from regard.files import MARK, content
 
 PACKED, ALWAYS, ENOUGH = 2**17, 3 * 2**17, 2**26
 """How large a matrix is packed; how large it is asked in that form for one row, too (docs/log.md has the figures); and
@@ -158,44 +153,3 @@ class Output(Map):
         super().__init__()
         self.weight = embedding(vocab, size).weight if tied is None else tied.weight
         self.bias = nn.Parameter(torch.zeros(vocab))
-
-
-def load_vectors(table: nn.Embedding, path: str, find: Callable[[str], int | None], *, freeze: bool) -> int:
-    """Fill the rows of an embedding whose word is in a text file of vectors: a word and its numbers on every line,
-    with or without a first line `count size`. Words without a vector keep their random row. Of several
-    spellings of one word the first counts. Returns how many rows were filled."""
-    size, filled = table.weight.shape[1], set()
-    raw = io.BytesIO(content(path).removeprefix(MARK))
-    parted = ((number, line.decode("utf-8", "replace").rstrip().split(" ")) for number, line in enumerate(raw, 1))
-    lines: Iterator[tuple[int, list[str]]] = (pair for pair in parted if pair[1] != [""])
-    first, header = next(lines, (1, []))
-    if len(header) == 2 and size != 1 and all(part.isdigit() for part in header):
-        width = int(header[1])
-    else:
-        width, lines = len(header) - 1, itertools.chain([(first, header)], lines)
-    if width != size:
-        raise DataError(
-            f"{path} holds vectors of {width:,} numbers, but the embedding is {size:,} wide. "
-            "Set the model's embedding size to the file's."
-        )
-    for number, parts in lines:
-        if len(parts) <= size:
-            raise DataError(f"{path}:{number} is not a word and {size} finite numbers.")
-        row = find(" ".join(parts[:-size]))
-        if row is None or row in filled:  # frequent spellings come first
-            continue
-        try:
-            vector = torch.tensor([float(value) for value in parts[-size:]])
-        except ValueError as error:
-            raise DataError(f"{path}:{number} is not a word and {size} numbers: {error}.") from error
-        if not vector.isfinite().all():
-            raise DataError(f"{path}:{number} is not a word and {size} finite numbers.")
-        with torch.no_grad():
-            table.weight[row] = vector
-        filled.add(row)
-    if not filled:
-        raise DataError(
-            f"no word of {path} is in the vocabulary: nothing was loaded. Is it the same language and kind?"
-        )
-    table.weight.requires_grad_(not freeze)
-    return len(filled)

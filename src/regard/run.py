@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from regard import embeddings
 from regard.batch import Batch, Pair, answerable, encode, epoch, joined, known_labels, padding_share, updates, windows
 from regard.checkpoint import (
     create,
@@ -21,14 +22,13 @@ from regard.checkpoint import (
 )
 from regard.config import BlockConfig, ClassifierConfig, Config, EncoderConfig, LanguageConfig, ReaderConfig
 from regard.corpus import FileData
-from regard.data import Splits, fingerprint, read_files, remedy
+from regard.data import Ledger, Splits, fingerprint, read_files, read_raw, remedy
 from regard.device import choose, keep_memory, precision
 from regard.encoders import LABELS, Classifier
 from regard.errors import ConfigError, DataError, RunError
 from regard.evaluation import evaluate, refuse_unfit, temperature
 from regard.files import Example
 from regard.generate import generate
-from regard.layers import load_vectors
 from regard.loss import Trainable
 from regard.metrics import better
 from regard.models import AnyModel, build
@@ -92,8 +92,8 @@ def read_splits(config: Config, only: str | None = None) -> Splits:
 
 
 def vocabularies(config: Config, splits: Splits) -> tuple[Vocabulary, Vocabulary | None]:
-    """Learn the vocabularies from the training examples."""
-    sources = [example.source for example in splits.train]
+    """Learn the vocabularies from the training examples, that of the source from raw text too."""
+    sources = [example.source for example in splits.train] + raw_text(config, splits.ledgers)
     targets = [example.target for example in splits.train]
     if isinstance(config.model, ReaderConfig) and config.model.answer == "span":
         parts = dict.fromkeys(part for text in sources for part in text.split("\t"))
@@ -109,13 +109,21 @@ def vocabularies(config: Config, splits: Splits) -> tuple[Vocabulary, Vocabulary
     return Vocabulary.learn(sources, config.text.source), target
 
 
+def raw_text(config: Config, ledgers: dict[str, Ledger]) -> list[str]:
+    """The lines of text.raw, with a ledger of their own if there are any."""
+    if not config.text.raw:
+        return []
+    ledgers["raw"] = Ledger()
+    return read_raw(config.text.raw, getattr(config.data, "obtain", ""), ledgers["raw"])
+
+
 def prepare(config: Config, run: Path | None = None) -> Prepared:
     """Read everything; the vocabularies of a run that exists already are taken from it, and a new run that begins with
     a pretrained encoder takes that one's vocabulary and form."""
     refuse_unfit(config.evaluate.metrics, config.model)
-    splits = read_splits(config)
     pretrained = None if run else pretrained_run(config)
     config = like(config, load_config(pretrained)) if pretrained else config
+    splits = read_splits(config)
     source, target = load_vocabularies(run) if run else vocabularies(config, splits)
     source = load_vocabularies(pretrained)[0] if pretrained else source
     ledger = splits.ledgers["train"]
@@ -143,7 +151,7 @@ def like(config: Config, pretrained: Config) -> Config:
         raise ConfigError("model.shared is one block for all layers, but those of model.pretrained are not the same.")
     taken = {name: getattr(form, name) for name in (*BlockConfig.model_fields, "layers") if name != "dropout"}
     room = pretrained.text.max_length - isinstance(model, ReaderConfig)  # a context has an end of its own
-    text = {"source": pretrained.text.source, "max_length": min(config.text.max_length, room)}
+    text = {"source": pretrained.text.source, "max_length": min(config.text.max_length, room), "raw": ()}
     return config.model_copy(
         update={"model": model.model_copy(update=taken), "text": config.text.model_copy(update=text)}
     )
@@ -184,7 +192,7 @@ def doubts(prepared: Prepared) -> list[str]:
 def fresh(config: Config, run: str | Path) -> Prepared:
     """Make a new run directory, ready to be trained."""
     prepared = validated(prepare(config))
-    build_model(prepared)  # what cannot be built leaves no directory behind
+    build_model(prepared, counted=False)  # what cannot be built leaves no directory behind
     ledgers = {name: ledger.tree() for name, ledger in prepared.splits.ledgers.items()}
     facts = {**ledgers, "fingerprint": learned_from(prepared.splits)}
     create(Path(run), prepared.config, prepared.source, prepared.target, facts)
@@ -216,19 +224,29 @@ def validated(prepared: Prepared) -> Prepared:
 
 
 def build_model(
-    prepared: Prepared, *, resumed: bool = False, say: Callable[[str], None] = lambda text: None
+    prepared: Prepared,
+    *,
+    resumed: bool = False,
+    counted: bool = True,
+    say: Callable[[str], None] = lambda text: None,
 ) -> AnyModel:
-    """The model with its first weights; embeddings come from vector files and encoders from other runs, by setting. One
-    that is resumed gets its weights later."""
+    """The model with its first weights; embeddings come from raw text (unless it shall not be `counted`) and vector
+    files, encoders from other runs, by setting. One that is resumed gets its weights later."""
     config = prepared.config.model
     model = build(prepared.config, prepared.source.size, prepared.target.size if prepared.target else None)
     for side, vocabulary in (("source", prepared.source), ("target", prepared.target or prepared.source)):
-        path = getattr(config, f"{side}_vectors", None)
-        if path and resumed:
-            getattr(model, f"{side}_embedding").weight.requires_grad_(not config.freeze_vectors)
-        elif path:
-            table = getattr(model, f"{side}_embedding")
-            filled = load_vectors(table, path, vocabulary.find, freeze=config.freeze_vectors)
+        path, raw = getattr(config, f"{side}_vectors", None), prepared.config.text.raw if side == "source" else ()
+        if not path and not raw:
+            continue
+        table = getattr(model, f"{side}_embedding")
+        table.weight.requires_grad_(not config.freeze_vectors)
+        if raw and counted and not resumed:
+            say("counting which words stand near which ...")
+            texts = raw_text(prepared.config, {}) + [example.source for example in prepared.splits.train]
+            filled = embeddings.count(table, (tokens.ids for tokens in vocabulary.encode_all(texts)))
+            say(f"{filled:,} of the {vocabulary.size:,} {side} entries have a vector from their neighbours in the text")
+        if path and not resumed:
+            filled = embeddings.load(table, path, vocabulary.find)
             say(f"{filled:,} of the {vocabulary.size:,} {side} entries have a vector in {path}")
     pretrained = pretrained_run(prepared.config)
     if pretrained and not resumed:

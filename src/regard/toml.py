@@ -166,6 +166,7 @@ def located(config: Config) -> Config:
                 data[split] = {"source": absolute(source, obtain), "target": absolute(target, obtain)}
             case tuple() as paths:
                 data[split] = absolute(paths, obtain)
+    tree["text"]["raw"] = absolute(tree["text"]["raw"], obtain)
     for name in ("source_vectors", "target_vectors", "pretrained"):
         if name in tree["model"]:
             (tree["model"][name],) = absolute((tree["model"][name],), "")
