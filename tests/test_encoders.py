@@ -82,16 +82,38 @@ def test_every_class_looks_as_in_torchs_own_layer():
     assert_close(model(batch), wanted / model.temperature, **EXACT)
 
 
+@pytest.mark.parametrize("multiple", [False, True])
+def test_members_vote(multiple):
+    """All together are as likely as each finds on the mean; they read one embedding and learn each by itself."""
+    model, batch = classifier(members=3, multiple=multiple), batch_of(TEXTS, [[LABELS + 1], [LABELS + 4], [LABELS]])
+    model.temperature.fill_(1.0)
+    members = [model, *model.others]
+    assert len({id(member.source_embedding) for member in members}) == 1
+    votes = [member.vote(batch) for member in members]
+    found = torch.stack([vote.sigmoid() if multiple else vote.softmax(-1) for vote in votes])
+    assert not torch.allclose(found[0], found[1])
+    assert_close(model.probabilities(batch), found.mean(0), **EXACT)
+    losses = [model.judged(vote, batch, 0.1) for vote in votes]
+    assert_close(model.loss(batch, 0.1).total, sum(loss.total for loss in losses) / 3, **EXACT)
+    assert model.loss(batch).tokens == losses[0].tokens
+    own = [torch.autograd.grad(loss.total, member.output.bias)[0] for loss, member in zip(losses, members, strict=True)]
+    model.loss(batch, 0.1).total.backward()
+    for member, gradient in zip(members, own, strict=True):
+        assert_close(3 * member.output.bias.grad, gradient, **EXACT)
+
+
 def test_one_label_is_cross_entropy_and_several_are_binary():
     batch = batch_of(TEXTS, [[LABELS + 1], [LABELS + 4], [LABELS]])
     model = classifier()
-    wanted = functional.cross_entropy(model(batch), torch.tensor([1, 4, 0]), reduction="sum")
+    logits = model(batch) * model.temperature  # which is fitted after training: the loss knows nothing of it
+    wanted = functional.cross_entropy(logits, torch.tensor([1, 4, 0]), reduction="sum")
     assert_close(model.loss(batch).total, wanted, **EXACT)
     assert model.loss(batch).tokens == 3
     several = collate([Pair(TEXTS[0], [LABELS, LABELS + 3], False), Pair(TEXTS[2], [LABELS + 1], False)])
     model = classifier(multiple=True)
     hot = torch.tensor([[1.0, 0, 0, 1, 0], [0, 1, 0, 0, 0]])
-    wanted = functional.binary_cross_entropy_with_logits(model(several), hot.double(), reduction="sum")
+    logits = model(several) * model.temperature
+    wanted = functional.binary_cross_entropy_with_logits(logits, hot.double(), reduction="sum")
     assert_close(model.loss(several).total, wanted.double(), **EXACT)
     assert model.loss(several).tokens == 3
 

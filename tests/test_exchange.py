@@ -152,7 +152,8 @@ def test_the_verbs(tmp_path):
 def trec(tmp_path, *changes):
     rows = [f"{'AB'[n % 2]} {'who is' if n % 2 else 'what was'} the {n}" for n in range(40)]
     (tmp_path / "data.txt").write_text("".join(f"{row}\n" for row in rows))
-    given = [f'data.train=["{tmp_path}/data.txt"]', "data.cut_valid=4", "data.cut_test=4", "train.steps=4"]
+    raw = f'text.raw=["{tmp_path}/nobody-needs-this"]'  # the encoder brings its words with it
+    given = [raw, f'data.train=["{tmp_path}/data.txt"]', "data.cut_valid=4", "data.cut_test=4", "train.steps=4"]
     given += ["train.validate_every=2", "train.warmup=2", f"model.pretrained={tmp_path}/encoder", "train.average=1"]
     return read("trec", [*given, *changes])
 
@@ -163,6 +164,7 @@ def test_an_encoder_begins_another_run(tmp_path):
     begun = fresh(trec(tmp_path), tmp_path / "run")
     model = begun.config.model
     assert (model.kind, model.size, model.layers, model.norm, model.dropout) == ("classifier", 24, 3, "post", 0.3)
+    assert model.members == 1
     assert begun.config.text.max_length == 62  # the recipe's 64 are more than the encoder has
     first = build_model(begun)
     before = load(tmp_path / "encoder").model

@@ -41,7 +41,7 @@ def test_lines_of_a_label_and_a_text(tmp_path):
 
 def test_one_label_is_nothing_to_tell_apart(tmp_path):
     put(tmp_path / "t", "".join(f"good number {n}\n" for n in range(2000)))
-    config = read("trec", [f'data.train=["{tmp_path / "t"}"]'])
+    config = read("trec", [f'data.train=["{tmp_path / "t"}"]', "text.raw=[]"])
     with pytest.raises(DataError, match=r"all 1,200 training examples have the label 'good': .* at least two labels"):
         prepare(config)
 
@@ -50,7 +50,8 @@ def test_a_label_of_the_validation_that_training_never_saw(tmp_path):
     """It is said before training, not by the first validation, or behind the last."""
     train = put(tmp_path / "t", "good a\nbad b\n" * 10)
     valid = put(tmp_path / "v", "good a\n" * 1500 + "fine c\n" + "bad b\n" * 1500)
-    config = read("trec", [f"data.train={json.dumps(train)}", f"data.valid={json.dumps(valid)}", "data.cut_test=0"])
+    files = [f"data.train={json.dumps(train)}", f"data.valid={json.dumps(valid)}"]
+    config = read("trec", [*files, "data.cut_test=0", "text.raw=[]"])
     with pytest.raises(DataError, match=r"v:1501 has the label 'fine', which training never saw\. Known: bad, good\."):
         prepare(config)
 

@@ -56,6 +56,7 @@ def place(tmp_path_factory):
         put(f"multi30k/{split}.de.gz", "".join(f"zwei Hunde laufen {n} mal\n" for n in range(count)))
     put("shakespeare/input.txt.gz", "ROMEO:\nBut soft, what light?\n\nJULIET:\nAy me!\n\n" * 60)
     put("trec/TREC.train.all", "".join(f"{n % 3} Who or what is number {n} ?\n" for n in range(1000)))
+    put("wikitext2/train.txt.gz", "the number of whom or what is known\n" * 9)
     reviews = "".join(f"{n}\t{'재미있어요' if n % 2 else '별로예요'} {n}번 봤다\t{n % 2}\n" for n in range(8000))
     put("nsmc/train_rebuilt.tsv.gz", "id\tdocument\tlabel\n" + reviews)
     put("compression/sentence.txt.gz", "".join(f"The council plans to meet on day {n} .\n" for n in range(1200)))

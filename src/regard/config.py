@@ -196,6 +196,9 @@ class ClassifierConfig(EncoderConfig):
     """classes: every class looks at the text with a query of its own; mean: of all tokens; cls: the first token."""
     multiple: bool = False
     """Whether a text may have several labels, or none."""
+    members: Count = 1
+    """Models that learn side by side, from different first weights, and vote: the mean of their probabilities
+    (Lakshminarayanan 2017). They share the embedding. One that begins with a `pretrained` run has one member."""
 
 
 class ReaderConfig(EncoderConfig):

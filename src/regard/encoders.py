@@ -80,9 +80,23 @@ class Classifier(TextEncoder):
         self.output = Output(count, config.size, None)
         self.temperature = nn.Parameter(torch.ones(()), requires_grad=False)
         """Divides the logits, so that probabilities are calibrated; fitted on validation data, after training."""
+        alone = config.model_copy(update={"members": 1})
+        self.others = nn.ModuleList(Classifier(alone, vocab, labels, longest) for _ in range(config.members - 1))
+        for other in self.others:
+            other.source_embedding = self.source_embedding
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits (batch, classes)."""
+        """Logits (batch, classes), of all members together."""
+        calibrated: Tensor = agreed(self.votes(batch), self.multiple) / self.temperature
+        return calibrated
+
+    def votes(self, batch: Batch) -> list[Tensor]:
+        """Every member's logits (batch, classes)."""
+        members: list[Classifier] = [self, *self.others]
+        return [wide(member.vote(batch)) for member in members]
+
+    def vote(self, batch: Batch) -> Tensor:
+        """This member's logits (batch, classes)."""
         states, mask = self.states(batch.source, batch.lengths)
         if self.attention is not None and self.classes is not None:
             queries = self.attention.ask(self.classes.expand(len(states), -1, -1))
@@ -90,21 +104,33 @@ class Classifier(TextEncoder):
             logits: Tensor = (seen * self.output.weight).sum(-1) + self.output.bias
         else:
             logits = self.output(self.dropout(mean(states, mask) if self.pool == "mean" else states[:, 0]))
-        calibrated: Tensor = logits / self.temperature
-        return calibrated
+        return logits
 
     def loss(self, batch: Batch, smoothing: float = 0.0) -> Loss:
-        logits = wide(self(batch))
-        wanted = batch.answer - LABELS
+        found = [self.judged(logits, batch, smoothing) for logits in self.votes(batch)]
+        total, plain, count = zip(*found, strict=True)
+        return Loss(torch.stack(total).mean(), torch.stack(plain).mean(), count[0])
+
+    def judged(self, logits: Tensor, batch: Batch, smoothing: float) -> Loss:
+        """The loss of one member's logits (batch, classes)."""
         if self.multiple:
             total = several(logits, batch.answer)
             return Loss(total, total.detach(), batch.tokens)
-        return judged(logits, wanted[:, 0], smoothing)
+        return judged(logits, batch.answer[:, 0] - LABELS, smoothing)
 
     def probabilities(self, batch: Batch) -> Tensor:
         """Of every class (batch, classes): they sum to 1, unless a text may have several."""
         logits = wide(self(batch))
         return logits.sigmoid() if self.multiple else logits.softmax(-1)
+
+
+def agreed(votes: list[Tensor], multiple: bool) -> Tensor:
+    """The logits (batch, classes) whose probabilities are the mean of those of several logits."""
+    if len(votes) == 1:
+        return votes[0]
+    if multiple:
+        return torch.stack(votes).sigmoid().mean(0).logit(eps=1e-6)
+    return torch.stack(votes).log_softmax(-1).logsumexp(0)
 
 
 def several(logits: Tensor, answer: Tensor) -> Tensor:

@@ -150,6 +150,7 @@ def like(config: Config, pretrained: Config) -> Config:
     if getattr(model, "shared", False):
         raise ConfigError("model.shared is one block for all layers, but those of model.pretrained are not the same.")
     taken = {name: getattr(form, name) for name in (*BlockConfig.model_fields, "layers") if name != "dropout"}
+    taken |= {"members": 1} if isinstance(model, ClassifierConfig) else {}
     room = pretrained.text.max_length - isinstance(model, ReaderConfig)  # a context has an end of its own
     text = {"source": pretrained.text.source, "max_length": min(config.text.max_length, room), "raw": ()}
     return config.model_copy(
