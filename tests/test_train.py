@@ -270,6 +270,18 @@ def test_raw_text_gives_words_and_their_vectors(tmp_path):
     assert not build_model(resumed(run), resumed=True).source_embedding.weight.requires_grad
 
 
+def test_all_members_begin_with_the_vectors(tmp_path):
+    (tmp_path / "vectors.txt").write_text(f"who {' '.join(['0.5'] * 8)}\n")
+    (tmp_path / "data.txt").write_text("".join(f"{n % 2} who is {n}\n" for n in range(30)))
+    files = [f'data.train=["{tmp_path}/data.txt"]', "text.raw=[]", f"model.source_vectors={tmp_path}/vectors.txt"]
+    sizes = ["model.size=8", "model.heads=2", "model.members=3", "model.freeze_vectors=false", "data.cut_valid=5"]
+    prepared = prepare(read("trec", [*files, *sizes, "data.cut_test=5"]))
+    model, row = build_model(prepared), prepared.source.find("who")
+    tables = [member.source_embedding.weight for member in (model, *model.others)]
+    assert len({id(table) for table in tables}) == 3
+    assert all(torch.equal(table[row], torch.full((8,), 0.5)) for table in tables)
+
+
 def test_raw_text_that_is_missing_leaves_no_run(tmp_path):
     with pytest.raises(DataError, match=r"none\.txt does not exist\."):
         fresh(changed(tiny(), [f'text.raw=["{tmp_path}/none.txt"]']), tmp_path / "run")

@@ -197,8 +197,8 @@ class ClassifierConfig(EncoderConfig):
     multiple: bool = False
     """Whether a text may have several labels, or none."""
     members: Count = 1
-    """Models that learn side by side, from different first weights, and vote: the mean of their probabilities
-    (Lakshminarayanan 2017). They share the embedding. One that begins with a `pretrained` run has one member."""
+    """Models that learn side by side, from different first weights, and vote: the answer is the mean of their
+    probabilities (Lakshminarayanan 2017). A model that begins with a `pretrained` run has one member."""
 
 
 class ReaderConfig(EncoderConfig):

@@ -82,7 +82,7 @@ class Classifier(TextEncoder):
         """Divides the logits, so that probabilities are calibrated; fitted on validation data, after training."""
         alone = config.model_copy(update={"members": 1})
         self.others = nn.ModuleList(Classifier(alone, vocab, labels, longest) for _ in range(config.members - 1))
-        for other in self.others:
+        for other in self.others if config.freeze_vectors else ():
             other.source_embedding = self.source_embedding
 
     def forward(self, batch: Batch) -> Tensor:

@@ -249,6 +249,8 @@ def build_model(
         if path and not resumed:
             filled = embeddings.load(table, path, vocabulary.find)
             say(f"{filled:,} of the {vocabulary.size:,} {side} entries have a vector in {path}")
+        for member in getattr(model, "others", ()):
+            member.source_embedding.load_state_dict(table.state_dict())
     pretrained = pretrained_run(prepared.config)
     if pretrained and not resumed:
         begin_with(model, pretrained)
