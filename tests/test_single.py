@@ -1,4 +1,4 @@
-"""One sentence, decoded quickly, against the blocks that it writes out."""
+"""One sentence, written quickly, against the blocks that are written out for it."""
 
 import itertools
 
@@ -10,10 +10,10 @@ from torch.testing import assert_close
 
 from regard import single
 from regard.batch import source_batch
-from regard.config import DecodeConfig, TransformerConfig
+from regard.config import DecodeConfig, LanguageConfig, TransformerConfig
 from regard.decode import decode
 from regard.layers import settle
-from regard.models import Copying, Transformer, rows
+from regard.models import Copying, Language, Transformer, rows
 from regard.recording import record
 from regard.text import BOS, EOS, PAD
 from regard.transformer import Cache
@@ -25,24 +25,34 @@ FORMS = {
     "post": {"norm": "post", "activation": "gelu"},
     "learned": {"positions": "learned", "embedding_norm": True},
     "gated": {"gated": True, "activation": "silu", "norm_kind": "rms"},
+    "rotary": {"positions": "rotary", "rotary_base": 100.0},
 }
+ALONE = FORMS | {
+    "grouped": {"key_heads": 1},
+    "llama": {"positions": "rotary", "key_heads": 1, "bias": False, "gated": True, "norm_kind": "rms"},
+}
+"""Of a decoder without a source."""
 
 
 def made(kind=Transformer, **changes):
     torch.manual_seed(5)
-    sizes = {"size": 18, "feedforward": 11, "heads": 3, "encoder_layers": 1, "decoder_layers": 2}
-    config = TransformerConfig(kind="transformer", **(sizes | changes))
+    sizes = {"size": 18, "feedforward": 11, "heads": 3}
+    if kind is Language:
+        config = LanguageConfig(kind="language", layers=2, **(sizes | changes))
+    else:
+        config = TransformerConfig(kind="transformer", encoder_layers=1, decoder_layers=2, **(sizes | changes))
     return shaken(kind(config, VOCAB)).double().eval()
 
 
-@pytest.fixture(params=FORMS)
+@pytest.fixture(params=[*(f"translates, {form}" for form in FORMS), *(f"continues, {form}" for form in ALONE)])
 def model(request):
-    return made(**FORMS[request.param])
+    what, form = request.param.split(", ")
+    return made(Transformer if what == "translates" else Language, **ALONE[form])
 
 
 def plain(model, monkeypatch):
     """The same model, which always goes through its blocks."""
-    monkeypatch.setattr(single, "begin", lambda *inputs: None)
+    monkeypatch.setattr(single, "begin", lambda *inputs, **others: None)
     return model
 
 
@@ -68,6 +78,7 @@ def test_the_numbers_of_every_step_are_those_of_the_blocks(model, monkeypatch):
     with torch.inference_mode():
         quick, slow = (model.start(*source_batch([SOURCE])) for _ in range(2))
         tokens = torch.tensor([BOS])
+        read = quick.past.keys if quick.past else 0
         for step, order in zip(range(40), orders, strict=False):
             found, quick = model.step(tokens, quick)
             with monkeypatch.context() as patch:
@@ -78,7 +89,8 @@ def test_the_numbers_of_every_step_are_those_of_the_blocks(model, monkeypatch):
             tokens = (torch.arange(len(order)) * 7 + step) % (VOCAB - 4) + 4
     assert isinstance(quick.past, single.Past)
     assert isinstance(slow.past, Cache)
-    assert quick.past.pool.mapped.shape[1] > 64
+    assert quick.past.start == read + 40
+    assert quick.past.pool.both.shape[3] > 64
 
 
 def test_a_state_is_a_value(model):
@@ -109,12 +121,14 @@ def test_what_is_of_another_form_goes_through_the_blocks():
         assert isinstance(past(made()), single.Past)
         assert isinstance(past(made(), [SOURCE, SOURCE]), Cache)  # several sentences
         assert isinstance(past(made(), [[*SOURCE, 4, 5, 6]]), Cache)  # longer than a head is wide
-        assert isinstance(past(made(positions="rotary")), Cache)
-        assert isinstance(past(made(positions="linear")), Cache)
         assert isinstance(past(made(bias=False)), Cache)
         assert isinstance(past(made(key_heads=1)), Cache)
-        assert isinstance(past(made().train()), Cache)
+        for kind in (Transformer, Language):
+            assert isinstance(past(made(kind, positions="linear")), Cache)
+            assert isinstance(past(made(kind).train()), Cache)
+        assert isinstance(past(made(Language), [SOURCE, SOURCE]), Cache)
     assert isinstance(past(made()), Cache)  # a gradient may be wanted
+    assert isinstance(past(made(Language)), Cache)
 
 
 def test_a_source_with_padding_goes_through_the_blocks():
@@ -122,6 +136,21 @@ def test_a_source_with_padding_goes_through_the_blocks():
     with torch.inference_mode():
         state = model.start(torch.tensor([[4, 9, EOS, PAD]]), torch.tensor([3]))
         assert isinstance(model.step(torch.tensor([BOS]), state)[1].past, Cache)
+
+
+def test_who_is_left_of_a_batch_is_as_alone():
+    """The last prompt of several has padding before it."""
+    model, prompts = made(Language), [SOURCE[:2], SOURCE]
+    with torch.inference_mode():
+        together = model.start(*source_batch(prompts))
+        _, together = model.step(together.first, together)
+        together = together._replace(past=rows(together.past, torch.tensor([0])))
+        alone = model.start(*source_batch(prompts[:1]))
+        _, alone = model.step(alone.first, alone)
+        for token in (5, 6, 7):
+            wanted, alone = model.step(torch.tensor([token]), alone)
+            found, together = model.step(torch.tensor([token]), together)
+            assert_close(found, wanted, rtol=0, atol=1e-10)
 
 
 def test_a_settled_model_takes_it_with_packed_matrices(monkeypatch):
@@ -144,7 +173,29 @@ def test_what_nobody_sees_any_more_is_forgotten():
             state = state._replace(past=rows(state.past, torch.zeros(5, dtype=torch.long)))
             tokens = torch.arange(5) + 4
     assert state.past.read < 5 * 200
-    assert state.past.pool.mapped.shape[1] < 5 * 200
+    assert state.past.pool.both.shape[3] < 5 * 200
+
+
+@pytest.mark.parametrize("form", ["rotary", "llama"])
+def test_what_slides_sees_what_the_blocks_see_and_stays_bounded(form, monkeypatch):
+    """Rows come and go, and see no more than the context, wherever it begins."""
+    model = made(Language, **ALONE[form])
+    model.context = 7
+    orders = itertools.cycle([[0], [0], [0, 0, 0], [2, 0, 1], [1, 0], [1]])
+    with torch.inference_mode():
+        quick, slow = (model.start(*source_batch([SOURCE])) for _ in range(2))
+        tokens = torch.tensor([BOS])
+        for step, order in zip(range(120), orders, strict=False):
+            found, quick = model.step(tokens, quick)
+            with monkeypatch.context() as patch:
+                wanted, slow = plain(model, patch).step(tokens, slow)
+            assert slow.past.keys <= 7
+            assert_close(found, wanted, rtol=0, atol=1e-10)
+            index = torch.tensor(order)
+            quick, slow = (state._replace(past=rows(state.past, index)) for state in (quick, slow))
+            tokens = (torch.arange(len(order)) * 7 + step) % (VOCAB - 4) + 4
+    assert isinstance(quick.past, single.Past)
+    assert quick.past.pool.both.shape[3] == 64
 
 
 def test_who_looks_sees_the_blocks():

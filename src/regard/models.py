@@ -242,11 +242,7 @@ class Language(Writer):
         return State(None, past, ids[:, -1])
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        past: transformer.Cache = state.past
-        if past.keys >= self.context:  # the oldest is forgotten: no row holds more keys than the context
-            kept = slice(past.keys + 1 - self.context, None)
-            memories = tuple(Memory(one.keys[..., kept, :], one.values[..., kept, :]) for one in past.memories)
-            past = past._replace(memories=memories, real=None if past.real is None else past.real[:, kept])
+        past = state.past.latest(self.context - 1)  # the oldest is forgotten: no row sees more than the context
         hidden, after = self.decoder(self.source_embedding(tokens[:, None]), past=past)
         return log_softmax(self.output(hidden[:, 0])), State(None, after)
 

@@ -13,7 +13,7 @@ from regard.attention import Attention, Memory, multi_head
 from regard.config import BlockConfig
 from regard.layers import Dropout, Linear, norm
 from regard.mask import causal
-from regard.position import Learned, Sinusoidal, Start
+from regard.position import Learned, Sinusoidal, Start, last
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -177,6 +177,14 @@ class Cache(NamedTuple):
         """How many keys there are."""
         return self.memories[0].keys.shape[-2] if self.memories else 0
 
+    def latest(self, count: int) -> "Cache":
+        """With no more keys than so many, the last."""
+        if self.keys <= count:
+            return self
+        kept = slice(self.keys - count, None)
+        memories = tuple(Memory(one.keys[..., kept, :], one.values[..., kept, :]) for one in self.memories)
+        return self._replace(memories=memories, real=None if self.real is None else self.real[:, kept])
+
 
 class Decoder(Stack):
     """D3, and D4's right half: masked self-attention, cross-attention if there is a source, feed-forward."""
@@ -197,6 +205,8 @@ class Decoder(Stack):
         `real` (batch, query) leaves out inputs that are padding."""
         if source is not None and past is None and x.shape[1] == 1:
             past = single.begin(self.blocks, *source)
+        elif isinstance(past, Cache) and past.memories and past.real is None and source is None and x.shape[1] == 1:
+            past = single.begin(self.blocks, memories=past.memories, start=last(past.start)) or past
         if isinstance(past, single.Past):
             x, past = single.step(self.prepare(x, past.start)[:, 0], past)
             return self.norm(x)[:, None], past
