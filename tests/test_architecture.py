@@ -26,7 +26,7 @@ ORDER = [
     "mask",
     "position",
     "attention",
-    "single",
+    "pool",
     "recurrent",
     "transformer",
     "loss",

@@ -32,50 +32,15 @@ class Attended(NamedTuple):
     weights: Tensor  # (batch, heads, query, key)
 
 
-class Room:
-    """Space for a memory to grow into. Whoever holds the memory that fills it may write behind it; for all others,
-    who would write over that, it is copied."""
-
-    def __init__(self, keys: Tensor, values: Tensor, free: int, index: Tensor | None = None) -> None:
-        """Room for so many more; with an index, of those rows."""
-        rows, heads, self.filled, _ = keys.shape
-        shape = (rows if index is None else len(index), heads, self.filled + free)
-        self.keys, self.values = (part.new_empty(*shape, part.shape[-1]) for part in (keys, values))
-        for room, part in ((self.keys, keys), (self.values, values)):
-            if index is None:
-                room[..., : self.filled, :] = part
-            else:
-                torch.index_select(part, 0, index, out=room[..., : self.filled, :])
-
-
 class Memory(NamedTuple):
     """What can be looked at: projected once, looked at often."""
 
     keys: Tensor  # (batch, heads, key, size)
     values: Tensor  # (batch, heads, key, size)
-    room: Room | None = None
 
     def grown(self, keys: Tensor, values: Tensor) -> "Memory":
-        """This memory with others behind it. While nothing is learned it grows in place, where there is room: a long
-        text would spend most of its time with copying it for every token."""
-        if torch.is_grad_enabled():
-            return Memory(torch.cat([self.keys, keys], dim=-2), torch.cat([self.values, values], dim=-2))
-        before, after = self.keys.shape[-2], self.keys.shape[-2] + keys.shape[-2]
-        room = self.room
-        same = room is not None and room.keys.data_ptr() == self.keys.data_ptr() and room.filled == before
-        if room is None or not same or after > room.keys.shape[-2]:
-            room = Room(self.keys, self.values, max(before + 64, after - before))
-        for space, part in ((room.keys, keys), (room.values, values)):
-            space.narrow(-2, before, after - before).copy_(part)
-        room.filled = after
-        return Memory(room.keys.narrow(-2, 0, after), room.values.narrow(-2, 0, after), room)
-
-    def chosen(self, index: Tensor) -> "Memory":
-        """Its rows by an index. One that grows gets some room: choosing copies it anyway, growing then need not."""
-        if self.room is None or torch.is_grad_enabled():
-            return Memory(self.keys.index_select(0, index), self.values.index_select(0, index))
-        room = Room(self.keys, self.values, 8, index)
-        return Memory(room.keys[..., : room.filled, :], room.values[..., : room.filled, :], room)
+        """This memory with others behind it."""
+        return Memory(torch.cat([self.keys, keys], dim=-2), torch.cat([self.values, values], dim=-2))
 
 
 # --- scores ----------------------------------------------------------------------------------------------------------
@@ -156,13 +121,11 @@ def context(query: Tensor, memory: Memory, mask: Tensor | None, score: Score) ->
 
 def fused_is_faster(query: Tensor) -> bool:
     """Whether torch's fused kernel beats the plain product for queries (batch, heads, query, size): on a CPU neither
-    in bfloat16, where its backward is slow, nor for few queries in each of many rows, as in a wide beam, unless
-    something is learned of several."""
+    in bfloat16, where its backward is slow, nor where something is learned of one query in each of many rows."""
     if not query.is_cpu:
         return True
-    batch, _, queries, _ = query.shape
-    few = queries == 1 if torch.is_grad_enabled() else queries <= 8
-    return query.dtype != torch.bfloat16 and not (few and batch * queries >= 128)
+    alone = torch.is_grad_enabled() and query.shape[-2] == 1 and len(query) >= 128
+    return query.dtype != torch.bfloat16 and not alone
 
 
 # --- with weights ----------------------------------------------------------------------------------------------------

@@ -13,7 +13,11 @@ from torch.backends import mkldnn
 PACKED, ALWAYS, ENOUGH = 2**17, 3 * 2**17, 2**26
 """How large a matrix is packed; how large it is asked in that form for one row, too (docs/log.md has the figures); and
 how many numbers a model may have, for they are kept twice, and oneDNN rounds more, which adds up in deep ones."""
-ROWS = [*range(1, 8), *(quarter * size // 4 for size in (8, 16, 32, 64, 128, 256) for quarter in range(4, 8)), 512]
+ROWS = [
+    *range(1, 8),
+    *(quarter * size // 4 for size in (8, 16, 32, 64, 128, 256, 512) for quarter in range(4, 8)),
+    1024,
+]
 """The numbers of rows that packed matrices are asked for: oneDNN keeps a program for each, about a megabyte."""
 
 

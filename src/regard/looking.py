@@ -181,7 +181,7 @@ class Look:
         def seen(name: str, module: Attention, queries: Tensor, memory: Memory, mask: Tensor | None) -> None:
             shape = (1, 1, queries.shape[-2], memory.keys.shape[-2])
             may = torch.ones(shape, dtype=torch.bool) if mask is None else mask.cpu().expand(shape)
-            keys, values, _ = shared(Memory(memory.keys[:1], memory.values[:1]), module.heads)
+            keys, values = shared(Memory(memory.keys[:1], memory.values[:1]), module.heads)
             given, keys, values = (part[0].float().cpu() for part in (queries, keys, values))
             found.setdefault(name, []).append(Asked(module, given, keys, values, may[0, 0]))
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard import recurrent, transformer
-from regard.attention import Memory, multi_head
+from regard.attention import multi_head
 from regard.batch import Batch
 from regard.config import (
     ClassifierConfig,
@@ -22,7 +22,7 @@ from regard.encoders import Classifier, Reader, TextEncoder
 from regard.layers import Dropout, Linear, Output, embedding, log_softmax, wide
 from regard.loss import Loss, Trainable, cross_entropy
 from regard.mask import padding
-from regard.single import Past
+from regard.pool import Past
 from regard.text import PAD
 
 
@@ -38,7 +38,7 @@ class State(NamedTuple):
 
 def rows(tree: Any, index: Tensor) -> Any:
     """Every tensor of a state (tuples of tensors and tuples), its rows chosen and ordered by an index."""
-    if isinstance(tree, Memory | Past):
+    if isinstance(tree, Past):
         return tree.chosen(index)
     if isinstance(tree, tuple):
         parts = [rows(part, index) for part in tree]

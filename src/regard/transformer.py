@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard import single
+from regard import pool
 from regard.attention import Attention, Memory, multi_head
 from regard.config import BlockConfig
 from regard.layers import Dropout, Linear, norm
 from regard.mask import causal
-from regard.position import Learned, Sinusoidal, Start, last
+from regard.position import Learned, Sinusoidal, Start
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -192,23 +192,34 @@ class Decoder(Stack):
     def remember(self, states: Tensor, mask: Tensor | None) -> Source:
         """Project the encoder's states (batch, source, size) once for every block."""
         crosses: list[Attention] = [block.cross_attention for block in self.blocks]  # type: ignore[misc]
-        return Source(tuple(cross.remember(states) for cross in crosses), mask)
+        memories = [cross.remember(states) for cross in crosses]
+        if not torch.is_grad_enabled():  # they will be looked at many times, which is quicker if heads lie together
+            memories = [Memory(one.keys.contiguous(), one.values.contiguous()) for one in memories]
+        return Source(tuple(memories), mask)
+
+    def begun(
+        self, rows: int, sources: tuple[Memory, ...], mask: Tensor | None, past: Cache | None
+    ) -> Cache | pool.Past | None:
+        """The past of rows that go on token by token: a pool, where it is possible."""
+        read = past or Cache(())
+        known = (sources or read.memories)[:1]
+        alone = bool(known) and len(known[0].keys) == rows  # one hypothesis a sentence
+        return (pool.begin(self.blocks, sources, mask, *read) if alone else None) or past
 
     def forward(
         self,
         x: Tensor,
         source: Source | None = None,
-        past: Cache | single.Past | None = None,
+        past: Cache | pool.Past | None = None,
         real: Tensor | None = None,
-    ) -> tuple[Tensor, Cache | single.Past]:
+    ) -> tuple[Tensor, Cache | pool.Past]:
         """Embeddings (batch, query, size) that stand behind the past -> states, and the past with them behind it;
         `real` (batch, query) leaves out inputs that are padding."""
-        if source is not None and past is None and x.shape[1] == 1:
-            past = single.begin(self.blocks, *source)
-        elif isinstance(past, Cache) and past.memories and past.real is None and source is None and x.shape[1] == 1:
-            past = single.begin(self.blocks, memories=past.memories, start=last(past.start)) or past
-        if isinstance(past, single.Past):
-            x, past = single.step(self.prepare(x, past.start)[:, 0], past)
+        memories, source_mask = source or ((), None)
+        if x.shape[1] == 1 and real is None and not isinstance(past, pool.Past):
+            past = self.begun(len(x), memories, source_mask, past)
+        if isinstance(past, pool.Past):
+            x, past = pool.step(self.prepare(x, past.start)[:, 0], past, memories, source_mask)
             return self.norm(x)[:, None], past
         past = past or Cache(())
         count, before = x.shape[1], past.keys
@@ -219,11 +230,11 @@ class Decoder(Stack):
         if real is not None:
             mask = real[:, None, None] if mask is None else mask & real[:, None, None]
         x = self.prepare(x, past.start)
-        memories = []
+        kept = []
         for number, block in enumerate(self.blocks):
-            looked = (source.memories[number], source.mask) if source else (None, None)
-            x, kept = block(x, mask, *looked, past.memories[number] if past.memories else None, past.start)
-            memories.append(kept)
-        return self.norm(x), Cache(tuple(memories), past.start + count, real)
+            looked = (memories[number], source_mask) if memories else (None, None)
+            x, memory = block(x, mask, *looked, past.memories[number] if past.memories else None, past.start)
+            kept.append(memory)
+        return self.norm(x), Cache(tuple(kept), past.start + count, real)
 
     __call__ = forward

@@ -1,4 +1,4 @@
-"""One sentence, written quickly, against the blocks that are written out for it."""
+"""Tokens written with a pool of keys, against the blocks that it writes out."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from oracles import shaken
 from torch.backends import mkldnn
 from torch.testing import assert_close
 
-from regard import single
+from regard import pool
 from regard.batch import source_batch
 from regard.config import DecodeConfig, LanguageConfig, TransformerConfig
 from regard.decode import decode
@@ -20,6 +20,7 @@ from regard.transformer import Cache
 
 VOCAB = 23
 SOURCE = [4, 9, 22, 7, EOS]
+SEVERAL = [SOURCE, [5, EOS], [*SOURCE, 6, 7, 8, EOS]]
 FORMS = {
     "pre": {},
     "post": {"norm": "post", "activation": "gelu"},
@@ -52,21 +53,23 @@ def model(request):
 
 def plain(model, monkeypatch):
     """The same model, which always goes through its blocks."""
-    monkeypatch.setattr(single, "begin", lambda *inputs, **others: None)
+    monkeypatch.setattr(pool, "begin", lambda *inputs, **others: None)
     return model
 
 
-def search(model, **changes):
+def search(model, sources=(SOURCE,), **changes):
     config = DecodeConfig(**{"max_ratio": 0.0, "max_extra": 17, **changes})
-    return decode(model, *source_batch([SOURCE]), config, best=changes.get("beam", 1))[0]
+    found = decode(model, *source_batch(sources), config, best=changes.get("beam", 1))
+    return list(itertools.chain(*found))
 
 
+@pytest.mark.parametrize("sources", [[SOURCE], SEVERAL], ids=["one", "several"])
 @pytest.mark.parametrize(
     "changes", [{"beam": 1}, {"beam": 5}, {"sample": True, "seed": 3}, {"beam": 2, "no_repeat": 2}]
 )
-def test_a_search_finds_what_it_finds_through_the_blocks(model, changes, monkeypatch):
-    found = search(model, **changes)
-    wanted = search(plain(model, monkeypatch), **changes)
+def test_a_search_finds_what_it_finds_through_the_blocks(model, sources, changes, monkeypatch):
+    found = search(model, sources, **changes)
+    wanted = search(plain(model, monkeypatch), sources, **changes)
     assert [one.tokens for one in found] == [one.tokens for one in wanted]
     for one, other in zip(found, wanted, strict=True):
         assert_close(torch.tensor(one.logprobs), torch.tensor(other.logprobs), rtol=0, atol=1e-10)
@@ -87,10 +90,33 @@ def test_the_numbers_of_every_step_are_those_of_the_blocks(model, monkeypatch):
             index = torch.tensor(order)
             quick, slow = (state._replace(past=rows(state.past, index)) for state in (quick, slow))
             tokens = (torch.arange(len(order)) * 7 + step) % (VOCAB - 4) + 4
-    assert isinstance(quick.past, single.Past)
+    assert isinstance(quick.past, pool.Past)
     assert isinstance(slow.past, Cache)
     assert quick.past.start == read + 40
-    assert quick.past.pool.both.shape[3] > 64
+    assert quick.past.pool.both.shape[4] > 64
+
+
+def test_the_numbers_of_several_sentences_are_those_of_the_blocks(model, monkeypatch):
+    """Hypotheses are chosen and doubled, sentences go and change places, the pool grows and is cleared."""
+    orders = {0: [0, 0, 1, 1, 2, 2], 1: [1, 0, 2, 2, 5, 4], 2: [0, 0, 0, 1, 2, 2, 3, 3, 5, 4, 4, 4]}
+    orders |= {3: [0, 3, 5, 4, 8, 11], 10: [2, 3, 5, 4], 20: [3, 2, 0, 1], 30: [3, 2], 40: [0], 50: [0, 0, 0]}
+    sources = {10: [1, 2], 20: [1, 0], 30: [1]}
+    with torch.inference_mode():
+        quick, slow = (model.start(*source_batch(SEVERAL)) for _ in range(2))
+        tokens = torch.tensor([BOS] * 3)
+        for step in range(70):
+            found, quick = model.step(tokens, quick)
+            with monkeypatch.context() as patch:
+                wanted, slow = plain(model, patch).step(tokens, slow)
+            assert_close(found, wanted, rtol=0, atol=1e-10)
+            order = orders.get(step, list(range(len(tokens))))
+            quick, slow = (state._replace(past=rows(state.past, torch.tensor(order))) for state in (quick, slow))
+            if step in sources:
+                kept = sources[step]
+                quick, slow = (state._replace(source=rows(state.source, torch.tensor(kept))) for state in (quick, slow))
+            tokens = (torch.arange(len(order)) * 7 + step) % (VOCAB - 4) + 4
+    assert isinstance(quick.past, pool.Past)
+    assert isinstance(slow.past, Cache)
 
 
 def test_a_state_is_a_value(model):
@@ -118,24 +144,37 @@ def past(model, sources=(SOURCE,)):
 
 def test_what_is_of_another_form_goes_through_the_blocks():
     with torch.inference_mode():
-        assert isinstance(past(made()), single.Past)
-        assert isinstance(past(made(), [SOURCE, SOURCE]), Cache)  # several sentences
-        assert isinstance(past(made(), [[*SOURCE, 4, 5, 6]]), Cache)  # longer than a head is wide
-        assert isinstance(past(made(bias=False)), Cache)
-        assert isinstance(past(made(key_heads=1)), Cache)
+        assert isinstance(past(made()), pool.Past)
         for kind in (Transformer, Language):
             assert isinstance(past(made(kind, positions="linear")), Cache)
             assert isinstance(past(made(kind).train()), Cache)
-        assert isinstance(past(made(Language), [SOURCE, SOURCE]), Cache)
     assert isinstance(past(made()), Cache)  # a gradient may be wanted
     assert isinstance(past(made(Language)), Cache)
 
 
-def test_a_source_with_padding_goes_through_the_blocks():
+def test_a_source_is_multiplied_out_where_that_is_possible(monkeypatch):
+    def is_single(model, sources=(SOURCE,)):
+        found = search(model, sources, beam=2)
+        with monkeypatch.context() as patch:
+            wanted = search(plain(model, patch), sources, beam=2)
+        assert [one.tokens for one in found] == [one.tokens for one in wanted]
+        assert_close([one.score for one in found], [one.score for one in wanted], rtol=0, atol=1e-10)
+        with torch.inference_mode():
+            return isinstance(past(model, sources).blocks[0].cross, pool.Single)
+
+    assert is_single(made())
+    assert not is_single(made(), SEVERAL)
+    assert not is_single(made(), [[*SOURCE, 4, 5, 6]])  # longer than a head is wide
+    assert not is_single(made(bias=False))
+    assert not is_single(made(key_heads=1))
+
+
+def test_a_source_with_padding_is_seen_without_it():
     model = made()
     with torch.inference_mode():
-        state = model.start(torch.tensor([[4, 9, EOS, PAD]]), torch.tensor([3]))
-        assert isinstance(model.step(torch.tensor([BOS]), state)[1].past, Cache)
+        states = [model.start(torch.tensor([ids]), torch.tensor([3])) for ids in ([4, 9, EOS], [4, 9, EOS, PAD])]
+        wanted, found = (model.step(torch.tensor([BOS]), state)[0] for state in states)
+    assert_close(found, wanted, rtol=0, atol=1e-10)
 
 
 def test_who_is_left_of_a_batch_is_as_alone():
@@ -173,7 +212,7 @@ def test_what_nobody_sees_any_more_is_forgotten():
             state = state._replace(past=rows(state.past, torch.zeros(5, dtype=torch.long)))
             tokens = torch.arange(5) + 4
     assert state.past.read < 5 * 200
-    assert state.past.pool.both.shape[3] < 5 * 200
+    assert state.past.pool.both.shape[4] < 5 * 200
 
 
 @pytest.mark.parametrize("form", ["rotary", "llama"])
@@ -194,8 +233,8 @@ def test_what_slides_sees_what_the_blocks_see_and_stays_bounded(form, monkeypatc
             index = torch.tensor(order)
             quick, slow = (state._replace(past=rows(state.past, index)) for state in (quick, slow))
             tokens = (torch.arange(len(order)) * 7 + step) % (VOCAB - 4) + 4
-    assert isinstance(quick.past, single.Past)
-    assert quick.past.pool.both.shape[3] == 64
+    assert isinstance(quick.past, pool.Past)
+    assert quick.past.pool.both.shape[4] == 64
 
 
 def test_who_looks_sees_the_blocks():
