@@ -52,12 +52,10 @@ class Form(NamedTuple):
 class Pool:
     """What the hypotheses of each sentence have read: keys and values of every token, in the order they came."""
 
-    def __init__(self, kept: Tensor, more: int = 0) -> None:
-        """With what is kept (blocks, 2, sentences, heads, tokens, head) of another, and room to grow."""
-        *some, self.filled, head = kept.shape
-        self.both = kept.new_empty(*some, max(64, 2 * (self.filled + more)), head)
-        self.both[..., : self.filled, :] = kept
-        self.blocks = [(both, *both.unbind()) for both in self.both]
+    def __init__(self, both: Tensor, filled: int) -> None:
+        """Keys and values (blocks, 2, sentences, heads, room, head) of so many tokens, and room behind them."""
+        self.both, self.filled = both, filled
+        self.blocks = [(part, *part.unbind()) for part in both]
         """Of each block both, the keys and the values (sentences, heads, room, head)."""
 
 
@@ -87,15 +85,21 @@ class Past(NamedTuple):
     def copied(self, sentences: Tensor | None = None, more: int = 0) -> "Past":
         """With a pool of its own, in which there is room for so many more; of these sentences, to which `sees` belongs,
         and without what nobody sees any more."""
-        kept, sees = self.pool.both[..., : self.read, :], self.sees
-        kept = kept if sentences is None else kept.index_select(2, sentences)
+        both, sees, read = self.pool.both, self.sees, self.read
+        blocks, two, owners, heads, room, head = both.shape
+        numbers = torch.arange(owners, device=both.device) if sentences is None else sentences
+        order = torch.arange(read, device=both.device).expand(len(numbers), -1)
         if sees is not None:
             seen = (sees == 0).any(1)
-            most = int(seen.sum(1).max())
-            order = seen.byte().argsort(dim=1, descending=True, stable=True)[:, :most]
-            kept = kept.gather(4, order[:, None, :, None].expand(*kept.shape[:4], most, kept.shape[5]))
+            read = int(seen.sum(1).max())
+            order = seen.byte().argsort(dim=1, descending=True, stable=True)[:, :read]
             sees = sees.gather(2, order[:, None].expand(-1, sees.shape[1], -1))
-        return self._replace(pool=Pool(kept, more), read=kept.shape[4], sees=sees)
+        order = F.pad(order, (0, roomy(read + more) - read))  # what is behind them does not matter
+        tables = torch.arange(blocks * two, device=both.device)[:, None, None, None] * owners
+        by_head = (tables + numbers[:, None, None]) * heads + torch.arange(heads, device=both.device)[:, None]
+        rows = (by_head * room + order[:, None]).flatten()
+        kept = both.view(-1, head).index_select(0, rows).view(blocks, two, len(numbers), heads, -1, head)
+        return self._replace(pool=Pool(kept, read), read=read, sees=sees)
 
     def latest(self, count: int) -> "Past":
         """The past in which every row sees no more than so many tokens, the last that it has read."""
@@ -116,6 +120,11 @@ class Past(NamedTuple):
             own = apart(count, sees.dtype, sees.device)
             sees = torch.cat([sees, own.expand(len(sees), count, count)], dim=2)
         return Past(self.blocks, self.form, pool, pool.filled, self.start + 1, sees)
+
+
+def roomy(tokens: int) -> int:
+    """For how many tokens there is room in a pool that must have some for so many."""
+    return max(64, 2 * tokens)
 
 
 @functools.lru_cache(maxsize=32)
@@ -145,15 +154,15 @@ def begin(
     first: Any = blocks[0]
     own = first.self_attention
     heads, key_heads, _ = own.maps.groups
-    if memories:
-        kept = torch.stack([torch.stack([one.keys, one.values]) for one in memories])
-    else:
-        kept = own.maps.weight.new_empty(len(blocks), 2, len(sources[0].keys), key_heads, 0, own.maps.head)
-    sees = None if real is None else kept.new_zeros(real.shape).masked_fill_(~real, -torch.inf)[:, None]
+    sentences, read = len((sources or memories)[0].keys), memories[0].keys.shape[-2] if memories else 0
+    both = own.maps.weight.new_empty(len(blocks), 2, sentences, key_heads, roomy(read), own.maps.head)
+    for part, memory in zip(both, memories, strict=False):
+        part[..., :read, :] = torch.stack([memory.keys, memory.values])
+    sees = None if real is None else both.new_zeros(real.shape).masked_fill_(~real, -torch.inf)[:, None]
     form = Form(first.residuals[0].where == "pre", heads, key_heads, own.base if own.order == "rotary" else None)
     single = bool(sources) and len(sources[0].keys) == 1 and (mask is None or bool(mask.all()))
     written = [written_out(block, sources[number] if single else None) for number, block in enumerate(blocks)]
-    return Past(written, form, Pool(kept), kept.shape[4], start, sees)
+    return Past(written, form, Pool(both, read), read, start, sees)
 
 
 def fits(block: Any) -> bool:
