@@ -5,11 +5,13 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from oracles import shaken
 from torch import nn
 from torch.backends import mkldnn
 from torch.testing import assert_close
 
 from regard import layers
+from regard.attention import multi_head
 from regard.layers import (
     ALWAYS,
     PACKED,
@@ -113,6 +115,22 @@ def settled():
 
 
 quick = pytest.mark.skipif(not mkldnn.is_available(), reason="this torch has no oneDNN")
+
+
+@quick
+@pytest.mark.parametrize("rows", [1, 5, 67])
+def test_a_settled_attention_gives_the_same_numbers(rows):
+    """Whoever asks or remembers needs but a part of the joint matrix, which is packed, too."""
+    attention, x = shaken(multi_head(192, 3)).requires_grad_(False), torch.randn(2, rows, 192)
+    wanted = [attention.ask(x), *attention.remember(x)]
+    settle(attention)
+    with torch.no_grad():
+        assert attention.maps.parts
+        for same in (attention, copy.deepcopy(attention)):
+            assert_close([same.ask(x), *same.remember(x)], wanted, rtol=1e-5, atol=1e-4)
+        twice = attention.double()
+        assert_close([twice.ask(x.double()).float()], wanted[:1], rtol=1e-5, atol=1e-4)
+    assert_close([copy.deepcopy(attention).float().ask(x)], wanted[:1], rtol=1e-5, atol=1e-4)
 
 
 @quick

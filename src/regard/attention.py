@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.layers import Linear
+from regard.layers import Linear, Map
 from regard.mask import causal, distance
 from regard.position import Start, linear_bias, rotary
 
@@ -138,11 +138,26 @@ class Joint(Linear):
     def __init__(self, size: int, heads: int = 1, key_heads: int | None = None, *, bias: bool = True) -> None:
         self.head = size // heads
         self.groups = [heads, key_heads or heads, key_heads or heads]
+        self.parts: dict[int, Map] = {}
         super().__init__(size, sum(self.groups) * self.head, bias=bias)
         for part in torch.split(self.weight.data, [count * self.head for count in self.groups]):
             nn.init.xavier_uniform_(part)
         if bias:
             nn.init.zeros_(self.bias)
+
+    def pack(self) -> None:
+        """Also its parts, for whoever needs but some of them."""
+        super().pack()
+        for parts in (QUERY, MEMORY) if self.packed is not None else ():
+            part = Map()
+            part.weight, part.bias = self.some(parts)
+            part.pack()
+            self.parts[parts.start] = part
+
+    def some(self, parts: slice) -> tuple[Tensor, Tensor | None]:
+        """The matrix and the bias of those of (queries, keys, values) that are asked for."""
+        rows = slice(*(sum(self.groups[:part]) * self.head for part in (parts.start, parts.stop)))
+        return self.weight[rows], None if self.bias is None else self.bias[rows]
 
     def of(self, inputs: Tensor, parts: slice, heads: int, turn: Turn | None = None) -> tuple[Tensor, ...]:
         """inputs (batch, n, size) -> those of (queries, keys, values) that are asked for, by head; `turn` turns queries
@@ -150,9 +165,10 @@ class Joint(Linear):
         groups = self.groups[parts]
         if parts is ALL:
             mapped = self(inputs)
+        elif self.quick(inputs):
+            mapped = self.parts[parts.start](inputs)
         else:
-            rows = slice(*(sum(self.groups[:part]) * self.head for part in (parts.start, parts.stop)))
-            mapped = F.linear(inputs, self.weight[rows], None if self.bias is None else self.bias[rows])
+            mapped = F.linear(inputs, *self.some(parts))
         mapped = mapped.view(*inputs.shape[:-1], sum(groups), self.head)
         if turn is None:
             return tuple(part.transpose(1, 2) for part in mapped.split_with_sizes(groups, dim=2))

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.backends import mkldnn
 
-PACKED, ALWAYS, ENOUGH = 2**17, 3 * 2**17, 2**26
-"""How large a matrix is packed; how large it is asked in that form for one row, too (docs/log.md has the figures); and
-how many numbers a model may have, for they are kept twice, and oneDNN rounds more, which adds up in deep ones."""
+PACKED, FEWER, ALWAYS, ENOUGH = 2**16, 2**17, 3 * 2**17, 2**26
+"""How large a matrix is packed for many rows; for few; for one row, too (docs/log.md has the figures); and how many
+numbers a model may have, for they are kept twice, and oneDNN rounds more, which adds up in deep ones."""
 ROWS = [
     *range(1, 8),
     *(quarter * size // 4 for size in (8, 16, 32, 64, 128, 256, 512) for quarter in range(4, 8)),
@@ -33,7 +33,7 @@ class Map(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(.., in) -> (.., out)."""
-        if self.packed is None or torch.is_grad_enabled() or x.dtype != torch.float32 or not x.is_cpu:
+        if not self.quick(x):
             return F.linear(x, self.weight, self.bias)
         width = x.shape[-1]
         rows = x.numel() // width
@@ -47,6 +47,10 @@ class Map(nn.Module):
 
     __call__ = forward
 
+    def quick(self, x: Tensor) -> bool:
+        """Whether the packed matrix serves this input."""
+        return not (self.packed is None or torch.is_grad_enabled() or x.dtype != torch.float32 or not x.is_cpu)
+
     def product(self, x: Tensor) -> Tensor:
         """(.., in) -> (.., out), by the packed matrix."""
         return one_dnn()(x, self.packed, self.bias, "none", [], "")
@@ -55,11 +59,12 @@ class Map(nn.Module):
         """Lay the matrix out anew, where there is oneDNN. From then on it must not change."""
         if self.weight.is_cpu and self.weight.dtype == torch.float32 and mkldnn.is_available():  # type: ignore[no-untyped-call]
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.data.contiguous(), 64)
-            self.least = 1 if self.weight.numel() >= ALWAYS else 2
+            size = self.weight.numel()
+            self.least = 1 if size >= ALWAYS else 2 if size >= FEWER else 64
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is copied: all but the packed matrix, which cannot be."""
-        return {name: value for name, value in vars(self).items() if name != "packed"}
+        """What is copied: all but the packed matrix and its parts, which cannot be."""
+        return {name: {} if name == "parts" else value for name, value in vars(self).items() if name != "packed"}
 
 
 @functools.cache
