@@ -101,15 +101,16 @@ def norm(size: int, kind: str = "layer", epsilon: float = 1e-5) -> LayerNorm | R
 
 def settle(model: nn.Module) -> None:
     """Make a model that will only be used, not changed any more, quick on the CPU it is on; its numbers stay the same
-    but for rounding. Large matrices are packed, for several rows, smaller ones laid out by column, for one; parts
-    become plain attributes, which torch looks up slowly."""
+    but for rounding. Large matrices are packed, for several rows; smaller ones that widen are laid out by column, for
+    one; parts become plain attributes, which torch looks up slowly."""
     maps = [module for module in model.modules() if isinstance(module, Map)]
     small = sum(part.weight.numel() for part in maps) <= ENOUGH
     for part in maps:
         size = part.weight.numel()
         if small and size >= PACKED:
             part.pack()
-        if part.packed is None or size < ALWAYS:
+        wide, narrow = part.weight.shape
+        if (part.packed is None or size < ALWAYS) and wide >= narrow:
             part.weight.data = part.weight.data.t().contiguous().t()
     for module in model.modules():
         vars(module).update(module._modules | module._parameters)
