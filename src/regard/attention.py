@@ -145,14 +145,15 @@ class Joint(Linear):
         if bias:
             nn.init.zeros_(self.bias)
 
-    def pack(self) -> None:
-        """Also its parts, for whoever needs but some of them."""
-        super().pack()
-        for parts in (QUERY, MEMORY) if self.packed is not None else ():
+    def part(self, parts: slice) -> Map:
+        """Some of a matrix that is packed, packed themselves when they are first wanted."""
+        part = self.parts.get(parts.start)
+        if part is None:
             part = Map()
             part.weight, part.bias = self.some(parts)
             part.pack()
             self.parts[parts.start] = part
+        return part
 
     def some(self, parts: slice) -> tuple[Tensor, Tensor | None]:
         """The matrix and the bias of those of (queries, keys, values) that are asked for."""
@@ -166,7 +167,7 @@ class Joint(Linear):
         if parts is ALL:
             mapped = self(inputs)
         elif self.quick(inputs):
-            mapped = self.parts[parts.start](inputs)
+            mapped = self.part(parts)(inputs)
         else:
             mapped = F.linear(inputs, *self.some(parts))
         mapped = mapped.view(*inputs.shape[:-1], sum(groups), self.head)
