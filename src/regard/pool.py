@@ -72,7 +72,7 @@ class Past(NamedTuple):
     def chosen(self, index: Tensor) -> "Past":
         """These rows; those of a sentence stay together. While no sentence goes, the pool is the same."""
         sentences, count = self.pool.both.shape[2], 1 if self.sees is None else self.sees.shape[1]
-        owners = list(dict.fromkeys((index // count).tolist()))
+        owners = [0] if sentences == 1 else list(dict.fromkeys((index // count).tolist()))
         start = self.start[index] if isinstance(self.start, Tensor) else self.start
         sees = self.sees
         if sees is None and len(index) > len(owners):
