@@ -137,7 +137,7 @@ def with_ctranslate2(folder: str, kind: str, threads: int) -> Translate:
 
 
 def products_alone(model: Transformer) -> Translate:
-    """The roof: every matrix product of the work and nothing else, large matrices packed, as regard has them. For one
+    """The roof: every matrix product of the work and nothing else, large matrices laid out as regard has them. For one
     sentence regard makes fewer products."""
     crosses = [block.cross_attention.maps for block in model.decoder.blocks]
     once = [part.weight for part in model.encoder.modules() if isinstance(part, nn.Linear)]

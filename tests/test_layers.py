@@ -7,14 +7,13 @@ import torch
 import torch.nn.functional as F
 from oracles import shaken
 from torch import nn
-from torch.backends import mkldnn
+from torch.backends import mkl, mkldnn
 from torch.testing import assert_close
 
 from regard import layers
 from regard.attention import multi_head
 from regard.layers import (
-    ALWAYS,
-    PACKED,
+    LARGE,
     Dropout,
     Linear,
     Map,
@@ -93,16 +92,21 @@ def test_the_output_is_a_product_with_its_own_or_the_embedding_matrix(tied):
 # --- models that are only used ---------------------------------------------------------------------------------------
 
 
+VOCABULARY = 3 * LARGE // 128 + 5
+
+
 class Parts(nn.Module):
-    """A matrix that is large enough to be packed, one that is not, and a tied output that is asked so for one row."""
+    """A matrix that is large enough to be laid out anew, one that is not, and a tied output, which fills no whole
+    number of strips."""
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(3)
-        self.table = embedding(ALWAYS // 128, 128)
-        self.large, self.small = Linear(128, PACKED // 128, bias=False), Linear(PACKED // 128, 127)
+        self.table = embedding(VOCABULARY, 128)
+        self.large, self.small = Linear(128, LARGE // 128, bias=False), Linear(LARGE // 128, 127)
         self.narrow = Linear(127, 128)
-        self.output = Output(ALWAYS // 128, 128, self.table)
+        self.output = Output(VOCABULARY, 128, self.table)
+        nn.init.normal_(self.output.bias)
 
     def forward(self, x):
         return self.output(self.narrow(self.small(self.large(x))))
@@ -114,7 +118,8 @@ def settled():
     return model
 
 
-quick = pytest.mark.skipif(not mkldnn.is_available(), reason="this torch has no oneDNN")
+there = mkldnn.is_available() and mkl.is_available()
+quick = pytest.mark.skipif(not there, reason="this torch has no oneDNN or no MKL")
 
 
 @quick
@@ -141,7 +146,9 @@ def test_a_settled_model_gives_the_same_numbers(rows):
     with torch.no_grad():
         wanted = model(x)
         settle(model)
-        assert [part.packed is not None for part in (model.large, model.small, model.output)] == [True, False, True]
+        for order in ("packed", "strips"):
+            laid_out = [getattr(part, order) is not None for part in (model.large, model.small, model.output)]
+            assert laid_out == [True, False, True]
         assert_close(model(x), wanted, rtol=1e-5, atol=1e-5)
         assert_close(copy.deepcopy(model)(x), wanted, rtol=1e-5, atol=1e-5)
         assert_close(model.double()(x.double()).float(), wanted, rtol=1e-5, atol=1e-5)  # what is packed is not asked
@@ -156,23 +163,42 @@ def test_packed_matrices_are_asked_for_few_numbers_of_rows(monkeypatch):
     )
     with torch.no_grad():
         for rows in range(1, 1100):
-            assert model.output(torch.ones(rows, 128)).shape == (rows, ALWAYS // 128)
-            assert model.large(torch.ones(rows, 128)).shape == (rows, PACKED // 128)
+            assert model.output(torch.ones(rows, 128)).shape == (rows, VOCABULARY)
+            assert model.large(torch.ones(rows, 128)).shape == (rows, LARGE // 128)
     assert sorted(asked) == layers.ROWS
 
 
-def test_a_model_that_is_elsewhere_is_not_packed():
+@quick
+def test_one_row_is_multiplied_by_strips():
+    model, x = settled(), torch.randn(1, 128)
+    with torch.no_grad():
+        wanted = model(x)
+        for part in (model.large, model.output):
+            part.strips *= 0  # whoever reads them finds the bias alone
+        assert_close(model.output(x)[0], model.output.bias)
+        assert_close(model.large(x), torch.zeros(1, LARGE // 128))
+    assert_close(model(x), wanted, rtol=1e-5, atol=1e-5)  # what learns asks the matrix itself
+
+
+def test_a_model_that_is_elsewhere_is_left_as_it_is():
     model = Parts().to("meta")
     settle(model)
-    assert model.large.packed is None
+    assert model.large.packed is model.large.strips is None
     with torch.no_grad():
-        assert model(torch.empty(3, 128, device="meta")).shape == (3, ALWAYS // 128)
+        assert model(torch.empty(3, 128, device="meta")).shape == (3, VOCABULARY)
 
 
-def test_a_large_model_is_not_packed(monkeypatch):
-    monkeypatch.setattr(layers, "ENOUGH", PACKED)
+@quick
+def test_a_large_model_is_not_packed_and_a_larger_one_left_as_it_is(monkeypatch):
+    monkeypatch.setattr(layers, "PACKED", LARGE)
     model = settled()
     assert [part.packed for part in (model.large, model.output)] == [None, None]
+    assert model.large.strips is not None
+    with torch.no_grad():
+        for rows in (1, 2):
+            assert_close(model(torch.ones(rows, 128)), Parts()(torch.ones(rows, 128)), rtol=1e-5, atol=1e-5)
+    monkeypatch.setattr(layers, "STRIPED", LARGE)
+    assert settled().large.strips is None
 
 
 def test_a_settled_model_still_has_gradients():
@@ -182,10 +208,10 @@ def test_a_settled_model_still_has_gradients():
     assert model.large.weight.grad.abs().sum() > 0
 
 
-def test_a_model_of_double_precision_is_not_packed():
+def test_a_model_of_double_precision_is_left_as_it_is():
     model = Parts().double()
     settle(model)
-    assert model.large.packed is None
+    assert model.large.packed is model.large.strips is None
 
 
 def test_log_probabilities_may_be_written_over_the_logits():

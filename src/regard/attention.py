@@ -146,12 +146,12 @@ class Joint(Linear):
             nn.init.zeros_(self.bias)
 
     def part(self, parts: slice) -> Map:
-        """Some of a matrix that is packed, packed themselves when they are first wanted."""
+        """Some of a matrix that is laid out anew, laid out themselves when they are first wanted."""
         part = self.parts.get(parts.start)
         if part is None:
             part = Map()
             part.weight, part.bias = self.some(parts)
-            part.pack()
+            part.lay_out(packed=self.packed is not None, strips=self.strips is not None)
             self.parts[parts.start] = part
         return part
 

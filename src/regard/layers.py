@@ -8,13 +8,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.backends import mkldnn
+from torch.backends import mkl, mkldnn
 
-PACKED, FEWER, ALWAYS, ENOUGH = 2**16, 2**17, 3 * 2**17, 2**26
-"""How large a matrix is packed for many rows; for few; for one row, too (docs/log.md has the figures); and how many
-numbers a model may have, for they are kept twice, and oneDNN rounds more, which adds up in deep ones."""
+LARGE, STRIP, PACKED, STRIPED = 2**16, 32, 2**26, 2**28
+"""How large a matrix is laid out anew, and how many of its outputs make a strip (docs/log.md has the figures); and how
+many numbers a model may have to be packed, for oneDNN rounds more, which adds up in deep ones, and to be cut in strips,
+for each time they are kept once more."""
 ROWS = [
-    *range(1, 8),
+    *range(2, 8),
     *(quarter * size // 4 for size in (8, 16, 32, 64, 128, 256, 512) for quarter in range(4, 8)),
     1024,
 ]
@@ -22,14 +23,17 @@ ROWS = [
 
 
 class Map(nn.Module):
-    """A matrix (out, in) and a bias (out,) that multiply rows. In a model that is only used, it is packed: laid out in
-    the order in which oneDNN multiplies it."""
+    """A matrix (out, in) and a bias (out,) that multiply rows. In a model that is only used, a large one is also laid
+    out in two other orders: packed, in which oneDNN multiplies many rows, and in strips of some outputs each, which
+    multiply one row as fast as they are read."""
 
     weight: Tensor
     bias: Any  # None: there is none
     packed: Tensor | None = None
-    least = 1
-    """The packed matrix is asked for no fewer rows."""
+    strips: Tensor | None = None
+    """(strips, in, STRIP); the last one is filled up."""
+    edges: Tensor
+    """The bias, or zeros, of the strips (strips, 1, STRIP)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(.., in) -> (.., out)."""
@@ -37,7 +41,11 @@ class Map(nn.Module):
             return F.linear(x, self.weight, self.bias)
         width = x.shape[-1]
         rows = x.numel() // width
-        if not self.least <= rows <= ROWS[-1]:
+        if rows == 1 and self.strips is not None:
+            strips = self.strips
+            made = torch.baddbmm(self.edges, x.reshape(1, 1, width).expand(len(strips), 1, width), strips)
+            return made.view(-1).narrow(0, 0, len(self.weight)).view(*x.shape[:-1], -1)
+        if self.packed is None or not 1 < rows <= ROWS[-1]:
             return F.linear(x, self.weight, self.bias)
         wanted = ROWS[bisect.bisect_left(ROWS, rows)]
         if wanted == rows:
@@ -48,19 +56,25 @@ class Map(nn.Module):
     __call__ = forward
 
     def quick(self, x: Tensor) -> bool:
-        """Whether the packed matrix serves this input."""
-        return not (self.packed is None or torch.is_grad_enabled() or x.dtype != torch.float32 or not x.is_cpu)
+        """Whether another order serves this input."""
+        laid_out = self.packed is not None or self.strips is not None
+        return laid_out and not torch.is_grad_enabled() and x.dtype == torch.float32 and x.is_cpu
 
     def product(self, x: Tensor) -> Tensor:
         """(.., in) -> (.., out), by the packed matrix."""
         return one_dnn()(x, self.packed, self.bias, "none", [], "")
 
-    def pack(self) -> None:
-        """Lay the matrix out anew, where there is oneDNN. From then on it must not change."""
-        if self.weight.is_cpu and self.weight.dtype == torch.float32 and mkldnn.is_available():  # type: ignore[no-untyped-call]
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.data.contiguous(), 64)
-            size = self.weight.numel()
-            self.least = 1 if size >= ALWAYS else 2 if size >= FEWER else 64
+    def lay_out(self, *, packed: bool, strips: bool) -> None:
+        """Lay the matrix out anew, where there is a library that multiplies it so. From then on it must not change."""
+        weight = self.weight.data
+        if not weight.is_cpu or weight.dtype != torch.float32:
+            return
+        if packed and mkldnn.is_available():  # type: ignore[no-untyped-call]
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 64)
+        if strips and mkl.is_available():  # type: ignore[no-untyped-call]
+            room, bias = -len(weight) % STRIP, weight.new_zeros(len(weight)) if self.bias is None else self.bias.data
+            self.strips = F.pad(weight, (0, 0, 0, room)).view(-1, STRIP, weight.shape[1]).transpose(1, 2).contiguous()
+            self.edges = F.pad(bias, (0, room)).view(-1, 1, STRIP)
 
     def __getstate__(self) -> dict[str, Any]:
         """What is copied: all but the packed matrix and its parts, which cannot be."""
@@ -101,17 +115,13 @@ def norm(size: int, kind: str = "layer", epsilon: float = 1e-5) -> LayerNorm | R
 
 def settle(model: nn.Module) -> None:
     """Make a model that will only be used, not changed any more, quick on the CPU it is on; its numbers stay the same
-    but for rounding. Large matrices are packed, for several rows; smaller ones that widen are laid out by column, for
-    one; parts become plain attributes, which torch looks up slowly."""
+    but for rounding. Large matrices are laid out anew, and parts become plain attributes, which torch looks up
+    slowly."""
     maps = [module for module in model.modules() if isinstance(module, Map)]
-    small = sum(part.weight.numel() for part in maps) <= ENOUGH
+    numbers = sum(part.weight.numel() for part in maps)
     for part in maps:
-        size = part.weight.numel()
-        if small and size >= PACKED:
-            part.pack()
-        wide, narrow = part.weight.shape
-        if (part.packed is None or size < ALWAYS) and wide >= narrow:
-            part.weight.data = part.weight.data.t().contiguous().t()
+        if part.weight.numel() >= LARGE:
+            part.lay_out(packed=numbers <= PACKED, strips=numbers <= STRIPED)
     for module in model.modules():
         vars(module).update(module._modules | module._parameters)
 
