@@ -13,6 +13,8 @@ from regard.config import Config, DecodeConfig, RNNConfig, TextConfig, TrainConf
 from regard.corpus import ReverseData
 from regard.layers import settle
 from regard.models import Recurrent, Transformer, build
+from regard.recording import record
+from regard.text import PAD
 
 pytestmark = pytest.mark.usefixtures("exact")
 
@@ -107,6 +109,30 @@ def test_batched_and_padded_is_alone(settings):
     together = model(collate(PAIRS))
     for row, pair in enumerate(PAIRS):
         assert_close(together[row, : len(pair.target) + 1], model(collate([pair]))[0], **EXACT)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("mixed", [False, True], ids=["sorted", "mixed"])
+def test_many_sources_are_read_in_pieces(positions, mixed, monkeypatch):
+    """The same numbers, in fewer cells; and whoever looks sees one map of all of them."""
+    model = made(transformer(positions=positions)).eval()
+    lengths = torch.tensor([1, 9, 1, 2, 3, 8, 1, 2, 4] if mixed else range(1, 10))
+    source, cells = torch.randint(4, SOURCE, (9, 9)), []
+    source = torch.where(torch.arange(9) < lengths[:, None], source, PAD)
+    forward = model.encoder.forward
+    monkeypatch.setattr(model.encoder, "forward", lambda x, mask: cells.append(x.shape[:2].numel()) or forward(x, mask))
+    wanted = model.encode(source, lengths)
+    assert cells == [81]
+    with torch.no_grad():
+        found = model.encode(source, lengths)
+        assert lengths.sum() <= sum(cells[1:]) < 81
+        hidden = [model.decode(torch.arange(9)[:, None], state)[0] for state in (wanted, found)]
+        assert_close(hidden[1], hidden[0], **EXACT)
+        del cells[:]
+        with record(model) as maps:
+            model.encode(source, lengths)
+    assert cells == [81]
+    assert maps["encoder.blocks.0.self_attention"].shape == (9, 3, 9, 9)
 
 
 @every_kind

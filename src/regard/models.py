@@ -22,8 +22,11 @@ from regard.encoders import Classifier, Reader, TextEncoder
 from regard.layers import Dropout, Linear, Output, embedding, log_softmax, wide
 from regard.loss import Loss, Trainable, cross_entropy
 from regard.mask import padding
-from regard.pool import Past
+from regard.pool import Past, quiet
 from regard.text import PAD
+
+PIECES = 4
+"""Sources of different lengths are read in so many."""
 
 
 class State(NamedTuple):
@@ -119,9 +122,20 @@ class Transformer(Seq2Seq):
         self.decoder = transformer.Decoder(config, config.decoder_layers, longest, cross=True)
 
     def encode(self, source: Tensor, lengths: Tensor) -> State:
-        mask = None if bool((lengths == source.shape[1]).all()) else padding(lengths, source.shape[1])
-        states = self.encoder(self.source_embedding(source), mask)
-        return State(self.decoder.remember(states, mask), None)
+        if bool((lengths == source.shape[1]).all()):
+            return State(self.read(source, None), None)
+        mask = padding(lengths, source.shape[1])
+        if len(source) < 2 * PIECES or not all(map(quiet, self.encoder.blocks)):
+            return State(self.read(source, mask), None)
+        parts = []  # whoever comes sorted by length is hardly padded in pieces
+        for ids, seen in zip(source.chunk(PIECES), mask.chunk(PIECES), strict=True):
+            longest = int(seen.sum(-1).max())
+            parts.append(self.read(ids[:, :longest], seen[..., :longest]))
+        return State(transformer.together(parts, mask), None)
+
+    def read(self, source: Tensor, mask: Tensor | None) -> transformer.Source:
+        """What the decoder looks at, of sources (sentences, source)."""
+        return self.decoder.remember(self.encoder(self.source_embedding(source), mask), mask)
 
     def decode(self, target: Tensor, state: State) -> tuple[Tensor, State]:
         hidden, past = self.decoder(self.target_embedding(target), state.source, state.past)

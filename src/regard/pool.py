@@ -20,6 +20,8 @@ from regard.attention import Attention, Memory, scaled_dot
 from regard.position import Start, last, rotary
 
 Part = Callable[[Tensor], Tensor]
+Plus = Callable[[Tensor, Tensor], Tensor]
+"""A part that adds what it makes of the first to the second."""
 
 
 class Single(NamedTuple):
@@ -35,9 +37,9 @@ class Block(NamedTuple):
 
     norms: Sequence[Part]
     three: Part  # to queries, keys and values
-    joined: Part
+    joined: Plus
     cross: Attention | Single | None
-    feedforward: Part
+    feedforward: Plus
 
 
 class Form(NamedTuple):
@@ -149,7 +151,7 @@ def begin(
     and what was read before `start`, if anything. `mask` (sentences, 1, 1, source) and `real` (sentences, key) leave
     out what is padding. None where this way is not open: while something is learned or looked at, and for blocks of
     another form."""
-    if torch.is_grad_enabled() or not all(map(fits, blocks)):
+    if not all(map(fits, blocks)):
         return None
     first: Any = blocks[0]
     own = first.self_attention
@@ -165,11 +167,16 @@ def begin(
     return Past(written, form, Pool(both, read), read, start, sees)
 
 
+def quiet(block: Any) -> bool:
+    """Whether nobody learns or looks, so that what a block makes may be made in another way."""
+    looked_at = any(part is not None and part._forward_hooks for part in (block.self_attention, block.cross_attention))
+    return not (looked_at or block.training or torch.is_grad_enabled())
+
+
 def fits(block: Any) -> bool:
     """Whether it is of the form that is written out here, and nobody looks at it."""
-    own, cross = block.self_attention, block.cross_attention
-    looked_at = own._forward_hooks or (cross is not None and cross._forward_hooks)
-    return own.score is scaled_dot and own.order in ("none", "rotary") and not block.training and not looked_at
+    own = block.self_attention
+    return own.score is scaled_dot and own.order in ("none", "rotary") and quiet(block)
 
 
 def written_out(block: Any, memory: Memory | None) -> Block:
@@ -218,7 +225,7 @@ def step(x: Tensor, past: Past, sources: Sequence[Memory] = (), mask: Tensor | N
         asked = asked.reshape(sentences, groups, times * count, head)
         seen = F.scaled_dot_product_attention(asked, keys.narrow(2, 0, after), values.narrow(2, 0, after), sees)
         seen = seen.view(sentences, groups, times, count, head).permute(0, 3, 1, 2, 4)
-        x = joined(seen.reshape(rows, size)).add_(x)
+        x = joined(seen.reshape(rows, size), x)
         x = x if pre else first(x)
 
         if cross is not None:
@@ -232,6 +239,6 @@ def step(x: Tensor, past: Past, sources: Sequence[Memory] = (), mask: Tensor | N
                 x = cross.forward(queries, sources[number], mask).view(rows, size).add_(x)
             x = x if pre else second(x)
 
-        x = feedforward(final(x) if pre else x).add_(x)
+        x = feedforward(final(x) if pre else x, x)
         x = x if pre else final(x)
     return x, past

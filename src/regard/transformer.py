@@ -1,7 +1,7 @@
 """The Transformer: blocks, encoder, decoder (Vaswani 2017; pre-norm as Xiong 2020)."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -36,11 +36,13 @@ class FeedForward(nn.Module):
             if bias:
                 nn.init.zeros_(part.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(.., size) -> (.., size)."""
+    def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
+        """(.., size) -> (.., size), with what is added."""
         if self.gate is not None:
-            return self.narrow(self.activation(self.gate(x)) * self.widen(x))
-        return self.narrow(self.activation(self.widen(x)))
+            bent = self.activation(self.gate(x)) * self.widen(x)
+        else:
+            bent = self.widen(x, relu=True) if self.activation is F.relu else self.activation(self.widen(x))
+        return self.narrow(bent, plus)
 
     __call__ = forward
 
@@ -163,6 +165,17 @@ class Source(NamedTuple):
 
     memories: tuple[Memory, ...]
     mask: Tensor | None  # (sentences, 1, 1, source) None: there is no padding
+
+
+def together(sources: Sequence[Source], mask: Tensor) -> Source:
+    """One source of several, whose sentences have this mask together; shorter ones are filled up."""
+    size = mask.shape[-1]
+
+    def filled(parts: Iterable[Tensor]) -> Tensor:
+        return torch.cat([F.pad(part, (0, 0, 0, size - part.shape[2])) for part in parts])
+
+    columns = zip(*(source.memories for source in sources), strict=True)  # of each block, those of all sources
+    return Source(tuple(Memory(*map(filled, zip(*column, strict=True))) for column in columns), mask)
 
 
 class Cache(NamedTuple):
