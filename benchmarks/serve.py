@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import collections
 import contextlib
+import functools
 import gzip
 import json
 import os
@@ -74,29 +75,55 @@ def untrained(folder: Path) -> Path:
 # --- clients ---------------------------------------------------------------------------------------------------------
 
 
-async def ask(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], text: str) -> int:
-    """Send one sentence and read the whole answer: its status."""
-    reader, writer = streams
+def request(text: str) -> bytes:
+    """What asks for a translation."""
     body = json.dumps({"q": text, "source": "en", "target": "de"}).encode()
     head = f"POST /translate HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    writer.write(head.encode() + b"\r\n\r\n" + body)
-    answer = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-    await reader.readexactly(int(answer.split("content-length: ")[1].split("\r\n")[0]))
-    return int(answer.split()[1])
+    return head.encode() + b"\r\n\r\n" + body
 
 
-async def client(port: int, texts: list[str], until: float, found: list[tuple[str, float]]) -> None:
-    """Ask until it is time; without time, once. What came, and after how many seconds."""
+class Client(asyncio.Protocol):
+    """Asks until it is time; without time, once; and notes what came, and after how many seconds. It does as little as
+    it can, for the server has the same processors."""
+
+    def __init__(self, requests: list[bytes], until: float, found: list[tuple[str, float]]) -> None:
+        self.requests, self.until, self.found = requests, until, found
+        self.gone = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.ask()
+
+    def ask(self) -> None:
+        self.answer, self.began = b"", time.perf_counter()
+        self.transport.write(random.choice(self.requests))
+
+    def data_received(self, data: bytes) -> None:
+        self.answer += data
+        head, end, body = self.answer.partition(b"\r\n\r\n")
+        if not end or len(body) < int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]):
+            return
+        now = time.perf_counter()
+        self.found.append((head.split()[1].decode(), now - self.began))
+        if now < self.until:
+            self.ask()
+        else:
+            self.answer = None
+            self.transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.answer is not None:
+            self.found.append((type(error).__name__ if error else "closed", 0.0))
+        self.gone.set_result(None)
+
+
+async def client(port: int, requests: list[bytes], until: float, found: list[tuple[str, float]]) -> None:
+    """One `Client`, to its end."""
     try:
-        streams = await asyncio.open_connection("127.0.0.1", port)
-        while True:
-            began = time.perf_counter()
-            status = await ask(streams, random.choice(texts))
-            found.append((str(status), time.perf_counter() - began))
-            if time.perf_counter() >= until:
-                break
-        streams[1].close()
-    except (OSError, EOFError) as error:
+        make = functools.partial(Client, requests, until, found)
+        _, one = await asyncio.get_running_loop().create_connection(make, "127.0.0.1", port)
+        await one.gone
+    except OSError as error:
         found.append((type(error).__name__, 0.0))
 
 
@@ -106,9 +133,9 @@ def load(port: int, clients: int, seconds: float) -> dict[str, Any]:
 
     async def everybody() -> None:
         until = time.perf_counter() + seconds
-        await asyncio.gather(*(client(port, texts, until, found) for _ in range(clients)))
+        await asyncio.gather(*(client(port, requests, until, found) for _ in range(clients)))
 
-    texts, began = sentences(), time.perf_counter()
+    requests, began = list(map(request, sentences())), time.perf_counter()
     asyncio.run(everybody())
     good = sorted(duration for status, duration in found if status == "200")
     quantiles = statistics.quantiles(good, n=100) if len(good) > 1 else [0.0] * 99
