@@ -35,26 +35,23 @@ class Map(nn.Module):
     edges: Tensor
     """The bias, or zeros, of the strips (strips, 1, STRIP)."""
 
-    def forward(self, x: Tensor, plus: Tensor | None = None, *, relu: bool = False) -> Tensor:
-        """(.., in) -> (.., out), without what is negative if `relu`, and with what is added."""
+    def forward(self, x: Tensor) -> Tensor:
+        """(.., in) -> (.., out)."""
+        if not self.quick(x):
+            return F.linear(x, self.weight, self.bias)
         width = x.shape[-1]
         rows = x.numel() // width
-        if not self.quick(x):
-            made = F.linear(x, self.weight, self.bias)
-        elif rows == 1 and self.strips is not None:
-            row = x.reshape(1, 1, width).expand(len(self.strips), 1, width)
-            made = torch.baddbmm(self.edges, row, self.strips).view(-1).narrow(0, 0, len(self.weight))
-            made = made.view(*x.shape[:-1], -1)
-        elif self.packed is None or not 1 < rows <= ROWS[-1]:
-            made = F.linear(x, self.weight, self.bias)
-        else:
-            wanted = ROWS[bisect.bisect_left(ROWS, rows)]
-            if wanted == rows:
-                return self.product(x, plus, relu=relu)
-            made = self.product(F.pad(x.reshape(rows, width), (0, 0, 0, wanted - rows)), relu=relu)[:rows]
-            made, relu = made.view(*x.shape[:-1], -1), False
-        made = F.relu(made) if relu else made
-        return made if plus is None else made + plus
+        if rows == 1 and self.strips is not None:
+            strips = self.strips
+            made = torch.baddbmm(self.edges, x.reshape(1, 1, width).expand(len(strips), 1, width), strips)
+            return made.view(-1).narrow(0, 0, len(self.weight)).view(*x.shape[:-1], -1)
+        if self.packed is None or not 1 < rows <= ROWS[-1]:
+            return F.linear(x, self.weight, self.bias)
+        wanted = ROWS[bisect.bisect_left(ROWS, rows)]
+        if wanted == rows:
+            return self.product(x)
+        more = F.pad(x.reshape(rows, width), (0, 0, 0, wanted - rows))
+        return self.product(more)[:rows].view(*x.shape[:-1], -1)
 
     __call__ = forward
 
@@ -63,12 +60,9 @@ class Map(nn.Module):
         laid_out = self.packed is not None or self.strips is not None
         return laid_out and not torch.is_grad_enabled() and x.dtype == torch.float32 and x.is_cpu
 
-    def product(self, x: Tensor, plus: Tensor | None = None, *, relu: bool = False) -> Tensor:
-        """As `forward`, by the packed matrix; not both, `plus` and `relu`."""
-        simple, added = one_dnn()
-        if plus is not None:
-            return added(x, plus, self.packed, self.bias, "add")
-        return simple(x, self.packed, self.bias, "relu" if relu else "none", [], "")
+    def product(self, x: Tensor) -> Tensor:
+        """(.., in) -> (.., out), by the packed matrix."""
+        return one_dnn()(x, self.packed, self.bias, "none", [], "")
 
     def lay_out(self, *, packed: bool, strips: bool) -> None:
         """Lay the matrix out anew, where there is a library that multiplies it so. From then on it must not change."""
@@ -88,10 +82,10 @@ class Map(nn.Module):
 
 
 @functools.cache
-def one_dnn() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """oneDNN's products with a packed matrix: alone, and with something that is added."""
-    products = torch.ops.mkldnn._linear_pointwise
-    return products.default, products.binary
+def one_dnn() -> Callable[..., Tensor]:
+    """oneDNN's product with a packed matrix."""
+    found: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
+    return found
 
 
 class Linear(Map, nn.Linear):

@@ -20,8 +20,6 @@ from regard.attention import Attention, Memory, scaled_dot
 from regard.position import Start, last, rotary
 
 Part = Callable[[Tensor], Tensor]
-Plus = Callable[[Tensor, Tensor], Tensor]
-"""A part that adds what it makes of the first to the second."""
 
 
 class Single(NamedTuple):
@@ -37,9 +35,9 @@ class Block(NamedTuple):
 
     norms: Sequence[Part]
     three: Part  # to queries, keys and values
-    joined: Plus
+    joined: Part
     cross: Attention | Single | None
-    feedforward: Plus
+    feedforward: Part
 
 
 class Form(NamedTuple):
@@ -225,7 +223,7 @@ def step(x: Tensor, past: Past, sources: Sequence[Memory] = (), mask: Tensor | N
         asked = asked.reshape(sentences, groups, times * count, head)
         seen = F.scaled_dot_product_attention(asked, keys.narrow(2, 0, after), values.narrow(2, 0, after), sees)
         seen = seen.view(sentences, groups, times, count, head).permute(0, 3, 1, 2, 4)
-        x = joined(seen.reshape(rows, size), x)
+        x = joined(seen.reshape(rows, size)).add_(x)
         x = x if pre else first(x)
 
         if cross is not None:
@@ -239,6 +237,6 @@ def step(x: Tensor, past: Past, sources: Sequence[Memory] = (), mask: Tensor | N
                 x = cross.forward(queries, sources[number], mask).view(rows, size).add_(x)
             x = x if pre else second(x)
 
-        x = feedforward(final(x) if pre else x, x)
+        x = feedforward(final(x) if pre else x).add_(x)
         x = x if pre else final(x)
     return x, past

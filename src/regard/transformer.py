@@ -36,13 +36,11 @@ class FeedForward(nn.Module):
             if bias:
                 nn.init.zeros_(part.bias)
 
-    def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
-        """(.., size) -> (.., size), with what is added."""
+    def forward(self, x: Tensor) -> Tensor:
+        """(.., size) -> (.., size)."""
         if self.gate is not None:
-            bent = self.activation(self.gate(x)) * self.widen(x)
-        else:
-            bent = self.widen(x, relu=True) if self.activation is F.relu else self.activation(self.widen(x))
-        return self.narrow(bent, plus)
+            return self.narrow(self.activation(self.gate(x)) * self.widen(x))
+        return self.narrow(self.activation(self.widen(x)))
 
     __call__ = forward
 
