@@ -26,7 +26,7 @@ from regard.pool import Past, quiet
 from regard.text import PAD
 
 PIECES = 4
-"""Sources of different lengths are read in so many."""
+"""Sources of different lengths are read in so many, on a CPU."""
 
 
 class State(NamedTuple):
@@ -125,7 +125,7 @@ class Transformer(Seq2Seq):
         if bool((lengths == source.shape[1]).all()):
             return State(self.read(source, None), None)
         mask = padding(lengths, source.shape[1])
-        if len(source) < 2 * PIECES or not all(map(quiet, self.encoder.blocks)):
+        if not source.is_cpu or len(source) < 2 * PIECES or not all(map(quiet, self.encoder.blocks)):
             return State(self.read(source, mask), None)
         parts = []  # whoever comes sorted by length is hardly padded in pieces
         for ids, seen in zip(source.chunk(PIECES), mask.chunk(PIECES), strict=True):
