@@ -170,6 +170,14 @@ def test_packed_matrices_are_asked_for_few_numbers_of_rows(monkeypatch):
     assert sorted(asked) == layers.ROWS
 
 
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_copy_of_a_settled_model_may_change(rows):
+    again = copy.deepcopy(settled())
+    with torch.no_grad():
+        again.large.weight.zero_()
+        assert_close(again.large(torch.ones(rows, 128)), torch.zeros(rows, LARGE // 128))
+
+
 @quick
 def test_one_row_is_multiplied_by_strips():
     model, x = settled(), torch.randn(1, 128)

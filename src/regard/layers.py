@@ -77,8 +77,9 @@ class Map(nn.Module):
             self.edges = F.pad(bias, (0, room)).view(-1, 1, STRIP)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is copied: all but the packed matrix and its parts, which cannot be."""
-        return {name: {} if name == "parts" else value for name, value in vars(self).items() if name != "packed"}
+        """What is copied: all but the other orders, so that a copy may change again."""
+        state = {name: value for name, value in vars(self).items() if name not in ("packed", "strips", "edges")}
+        return state | ({"parts": {}} if "parts" in state else {})
 
 
 @functools.cache
