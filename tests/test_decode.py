@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard.batch import Pair, collate, source_batch
-from regard.beam import beam_search, largest
+from regard.beam import Beams, beam_search, grown
 from regard.config import DecodeConfig, RNNConfig, TransformerConfig
 from regard.decode import decode
 from regard.limits import asked, repeats
@@ -149,15 +149,24 @@ def test_limits_that_contradict_each_other_still_give_an_answer(model, changes):
         assert len(set(hypotheses[0].tokens[1:])) == len(hypotheses[0].tokens) - 1
 
 
-@pytest.mark.parametrize(("rows", "size", "count"), [(3, 5000, 7), (2, 64 * 41, 5), (1, 9000, 4), (5, 70, 6)])
-def test_the_largest_are_those_of_topk(rows, size, count):
-    values = torch.randn(rows, size, generator=torch.Generator().manual_seed(size))
-    values[:, :: size // 9] = -math.inf
-    values[0, -3:] = torch.tensor([7.0, 9.0, 8.0])
-    wanted, places = values.topk(count)
-    found, order = largest(values, count)
-    assert torch.equal(found, wanted)
-    assert torch.equal(order, places)
+@pytest.mark.parametrize(
+    ("sentences", "beam", "vocab", "width"), [(3, 2, 5000, 7), (2, 5, 64 * 41, 5), (1, 1, 9000, 4), (5, 3, 70, 6)]
+)
+def test_continuations_are_the_likeliest_of_all(sentences, beam, vocab, width):
+    generator = torch.Generator().manual_seed(vocab)
+    logprobs = torch.randn(sentences * beam, vocab, generator=generator)
+    logprobs[:, :: vocab // 9] = -math.inf
+    logprobs[0, -3:] = torch.tensor([7.0, 9.0, 8.0])
+    tokens = torch.arange(sentences * beam * 2).view(sentences, beam, 2)
+    beams = Beams(tokens, tokens.float(), torch.randn(sentences, beam, generator=generator))
+    totals = logprobs.view(sentences, beam, vocab) + beams.scores[..., None]
+    wanted, places = totals.flatten(1).topk(width)
+    origin, found = grown(beams, logprobs, width)
+    assert torch.equal(found.scores, wanted)
+    assert torch.equal(origin, places // vocab)
+    rows = torch.arange(sentences)[:, None]
+    assert torch.equal(found.tokens, torch.cat([tokens[rows, origin], places[..., None] % vocab], dim=-1))
+    assert torch.equal(found.logprobs[..., -1], logprobs.view(sentences, -1).gather(1, places))
 
 
 class Coin:

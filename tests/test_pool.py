@@ -51,6 +51,12 @@ def model(request):
     return made(Transformer if what == "translates" else Language, **ALONE[form])
 
 
+@pytest.fixture(params=[1, pool.MANY], ids=["products", "fused"])
+def many(request, monkeypatch):
+    """Queries look by two products from so many on."""
+    monkeypatch.setattr(pool, "MANY", request.param)
+
+
 def plain(model, monkeypatch):
     """The same model, which always goes through its blocks."""
     monkeypatch.setattr(pool, "begin", lambda *inputs, **others: None)
@@ -63,6 +69,7 @@ def search(model, sources=(SOURCE,), **changes):
     return list(itertools.chain(*found))
 
 
+@pytest.mark.usefixtures("many")
 @pytest.mark.parametrize("sources", [[SOURCE], SEVERAL], ids=["one", "several"])
 @pytest.mark.parametrize(
     "changes", [{"beam": 1}, {"beam": 5}, {"sample": True, "seed": 3}, {"beam": 2, "no_repeat": 2}]
@@ -96,6 +103,7 @@ def test_the_numbers_of_every_step_are_those_of_the_blocks(model, monkeypatch):
     assert quick.past.pool.both.shape[4] > 64
 
 
+@pytest.mark.usefixtures("many")
 def test_the_numbers_of_several_sentences_are_those_of_the_blocks(model, monkeypatch):
     """Hypotheses are chosen and doubled, sentences go and change places, the pool grows and is cleared."""
     orders = {0: [0, 0, 1, 1, 2, 2], 1: [1, 0, 2, 2, 5, 4], 2: [0, 0, 0, 1, 2, 2, 3, 3, 5, 4, 4, 4]}

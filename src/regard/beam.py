@@ -14,7 +14,7 @@ from regard.models import State, Steppable, rows
 from regard.text import BOS, EOS, PAD
 
 PIECE = 64
-"""How many of a row's numbers are one piece to `largest`."""
+"""How many of a row's numbers are one piece to `likely`."""
 Found = tuple[int, list[Hypothesis]] | None
 """The place of a sentence and its outputs; None: nothing yet, and a moment in which whoever searches may do something
 else."""
@@ -100,12 +100,12 @@ def grown(beams: Beams, logprobs: Tensor, width: int) -> tuple[Tensor, Beams]:
     """The `width` likeliest continuations of every sentence, and the place (sentences, beam) each came from.
 
     logprobs (sentences * beam, vocab)."""
-    sentences, beam, _ = beams.tokens.shape
-    found, tokens = largest(logprobs, min(width, logprobs.shape[1]))  # no beginning has more than `width` of them
-    totals = (found.view(sentences, beam, -1) + beams.scores[..., None]).flatten(1)
-    scores, places = totals.topk(min(width, totals.shape[1]))
-    origin = places // found.shape[1]
-    tokens, new = (part.view(sentences, -1).gather(1, places) for part in (tokens, found))
+    sentences, vocab = len(beams.scores), logprobs.shape[1]
+    flat, places = logprobs.reshape(sentences, -1), likely(logprobs, beams.scores, width)
+    totals = flat.gather(1, places) + beams.scores.gather(1, places // vocab)
+    scores, order = totals.topk(min(width, totals.shape[1]))
+    places = places.gather(1, order)
+    origin, tokens, new = places // vocab, places % vocab, flat.gather(1, places)
     back = origin[..., None].expand(-1, -1, beams.tokens.shape[-1])
     return origin, Beams(
         torch.cat([beams.tokens.gather(1, back), tokens[..., None]], dim=-1),
@@ -114,22 +114,24 @@ def grown(beams: Beams, logprobs: Tensor, width: int) -> tuple[Tensor, Beams]:
     )
 
 
-def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of every row (rows, n) and their places, largest first, as topk gives them.
+def likely(logprobs: Tensor, scores: Tensor, width: int) -> Tensor:
+    """Places (sentences, n) in the rows of each sentence, one after the other, among which are the `width` likeliest
+    continuations: logprobs (sentences * beam, vocab) of beginnings with scores (sentences, beam).
 
-    Of a long row, only the pieces with the largest maxima are sorted: no other piece can hold one of the largest. That
-    is many times as fast as topk over the whole row.
-    """
-    rows, size = values.shape
-    pieces, whole = size // PIECE, size // PIECE * PIECE
-    if len(values) == 1 or pieces < 8 * count:
-        return torch.topk(values, count)
-    table = values[:, :whole].view(rows, pieces, PIECE)
-    chosen = table.amax(2).topk(count).indices
-    picked = table.gather(1, chosen[..., None].expand(-1, -1, PIECE)).flatten(1)
-    found, order = torch.cat([picked, values[:, whole:]], dim=1).topk(count)
-    inside = chosen.gather(1, (order // PIECE).clamp(max=count - 1)) * PIECE + order % PIECE
-    return found, torch.where(order < PIECE * count, inside, order - PIECE * count + whole)
+    Of long rows, only the pieces with the largest maxima are looked at: no other piece can hold one of the likeliest.
+    That is many times as fast as topk over whole rows."""
+    (sentences, beam), vocab, device = scores.shape, logprobs.shape[1], logprobs.device
+    pieces, whole = vocab // PIECE, vocab // PIECE * PIECE
+    if pieces * beam < 8 * width:
+        return torch.arange(beam * vocab, device=device).expand(sentences, -1)
+    maxima = logprobs[:, :whole].reshape(sentences, beam, pieces, PIECE).amax(3) + scores[..., None]
+    chosen = maxima.flatten(1).topk(width).indices
+    first = chosen // pieces * vocab + chosen % pieces * PIECE
+    places = (first[..., None] + torch.arange(PIECE, device=device)).flatten(1)
+    if whole == vocab:
+        return places
+    rest = torch.arange(beam, device=device)[:, None] * vocab + torch.arange(whole, vocab, device=device)
+    return torch.cat([places, rest.flatten().expand(sentences, -1)], dim=1)
 
 
 def merged(ended: Beams, growing: Beams, ends: Tensor, divisor: float, width: int) -> Beams:

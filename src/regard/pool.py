@@ -16,10 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention import Attention, Memory, scaled_dot
+from regard.attention import Attention, Memory, scaled_dot, shared
 from regard.position import Start, last, rotary
 
 Part = Callable[[Tensor], Tensor]
+MANY, WIDE = 16, 16
+"""From so many queries on, two products and a softmax are quicker than torch's fused kernel; and with fewer keys than
+so many, torch makes a softmax number by number, which takes ten times as long (docs/log.md)."""
 
 
 class Single(NamedTuple):
@@ -193,6 +196,22 @@ def written_out(block: Any, memory: Memory | None) -> Block:
     return Block(norms, own.maps, own.output, cross, block.feedforward)
 
 
+def looked(queries: Tensor, keys: Tensor, values: Tensor, sees: Tensor | None) -> Tensor:
+    """What queries (sentences, heads, query, head) see of keys and values (sentences, heads, key, head), to whose
+    scores `sees` (sentences, 1, 1 or query, key) is added, by whichever equal form is faster."""
+    sentences, heads, count, head = queries.shape
+    few = sentences * count < MANY or (count == 1 and sees is None)
+    if few or not queries.is_cpu:
+        return F.scaled_dot_product_attention(queries, keys, values, sees)
+    asked, keys, scale = queries.reshape(-1, count, head), keys.flatten(0, 1).mT, head**-0.5
+    if sees is None:
+        scores = torch.bmm(asked * scale, keys)
+    else:
+        scores = sees.expand(-1, heads, count, -1).clone(memory_format=torch.contiguous_format).flatten(0, 1)
+        scores.baddbmm_(asked, keys, alpha=scale)
+    return torch.bmm(torch.softmax(scores, -1), values.flatten(0, 1)).view(queries.shape)
+
+
 # --- a step ----------------------------------------------------------------------------------------------------------
 
 
@@ -209,6 +228,7 @@ def step(x: Tensor, past: Past, sources: Sequence[Memory] = (), mask: Tensor | N
     sees = past.sees
     if sees is not None:
         sees = (sees if times == 1 else sees.repeat(1, times, 1))[:, None]
+    visible = None if mask is None else torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -torch.inf)
     for number, (block, (both, keys, values)) in enumerate(zip(past.blocks, past.pool.blocks, strict=True)):
         (first, *middle, final), three, joined, cross, feedforward = block
 
@@ -221,7 +241,7 @@ def step(x: Tensor, past: Past, sources: Sequence[Memory] = (), mask: Tensor | N
         # heads that share keys are queries of them, as hypotheses are
         asked = asked.view(sentences, count, groups, times, head).permute(0, 2, 3, 1, 4)
         asked = asked.reshape(sentences, groups, times * count, head)
-        seen = F.scaled_dot_product_attention(asked, keys.narrow(2, 0, after), values.narrow(2, 0, after), sees)
+        seen = looked(asked, keys.narrow(2, 0, after), values.narrow(2, 0, after), sees)
         seen = seen.view(sentences, groups, times, count, head).permute(0, 3, 1, 2, 4)
         x = joined(seen.reshape(rows, size)).add_(x)
         x = x if pre else first(x)
@@ -233,8 +253,9 @@ def step(x: Tensor, past: Past, sources: Sequence[Memory] = (), mask: Tensor | N
                 score = torch.addmm(cross.bias, asking, cross.scores)
                 x = torch.addmm(x, score.view(rows, heads, -1).softmax(-1).view(score.shape), cross.values)
             else:
-                queries = cross.ask(asking.view(sentences, count, size))
-                x = cross.forward(queries, sources[number], mask).view(rows, size).add_(x)
+                queries, (keys, values) = cross.ask(asking.view(sentences, count, size)), shared(sources[number], heads)
+                seen = looked(queries, keys, values, visible)
+                x = cross.output(seen.transpose(1, 2).reshape(rows, size)).add_(x)
             x = x if pre else second(x)
 
         x = feedforward(final(x) if pre else x).add_(x)

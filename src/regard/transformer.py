@@ -167,13 +167,14 @@ class Source(NamedTuple):
 
 def together(sources: Sequence[Source], mask: Tensor) -> Source:
     """One source of several, whose sentences have this mask together; shorter ones are filled up."""
-    size = mask.shape[-1]
+    size = max(source.memories[0].keys.shape[2] for source in sources)
 
     def filled(parts: Iterable[Tensor]) -> Tensor:
         return torch.cat([F.pad(part, (0, 0, 0, size - part.shape[2])) for part in parts])
 
     columns = zip(*(source.memories for source in sources), strict=True)  # of each block, those of all sources
-    return Source(tuple(Memory(*map(filled, zip(*column, strict=True))) for column in columns), mask)
+    memories = tuple(Memory(*map(filled, zip(*column, strict=True))) for column in columns)
+    return Source(memories, F.pad(mask, (0, size - mask.shape[-1])))
 
 
 class Cache(NamedTuple):
@@ -204,8 +205,15 @@ class Decoder(Stack):
         """Project the encoder's states (batch, source, size) once for every block."""
         crosses: list[Attention] = [block.cross_attention for block in self.blocks]  # type: ignore[misc]
         memories = [cross.remember(states) for cross in crosses]
-        if not torch.is_grad_enabled():  # they will be looked at many times, which is quicker if heads lie together
-            memories = [Memory(one.keys.contiguous(), one.values.contiguous()) for one in memories]
+        if torch.is_grad_enabled():
+            return Source(tuple(memories), mask)
+        # they will be looked at many times, which is quicker if heads lie together and keys are not too few
+        many = len(states) > 1 and all(map(pool.quiet, self.blocks))
+        room = max(0, pool.WIDE - states.shape[1]) if many else 0
+        memories = [Memory(*(F.pad(part, (0, 0, 0, room)).contiguous() for part in one)) for one in memories]
+        if room:
+            real = states.new_ones(states.shape[:2], dtype=torch.bool)[:, None, None] if mask is None else mask
+            mask = F.pad(real, (0, room))
         return Source(tuple(memories), mask)
 
     def begun(
