@@ -127,6 +127,32 @@ def test_the_numbers_of_several_sentences_are_those_of_the_blocks(model, monkeyp
     assert isinstance(slow.past, Cache)
 
 
+@pytest.mark.usefixtures("many")
+def test_sentences_that_go_leave_their_places_for_a_while(model, monkeypatch):
+    """First few of nine go, one by one, whose keys stay; then so many that the others get a pool of their own."""
+    sources = [[4 + number, *SOURCE[: 1 + number % 4], EOS] for number in range(9)]
+    left = {2: [0, 1, 2, 3, 5, 6, 7, 8], 5: [0, 1, 2, 4, 5, 6, 7], 8: [6, 0, 1, 3, 2, 4, 5], 11: [5, 1, 3]}
+    with torch.inference_mode():
+        quick, slow = (model.start(*source_batch(sources)) for _ in range(2))
+        tokens, beam, pools = torch.tensor([BOS] * 9), 1, []
+        for step in range(20):
+            found, quick = model.step(tokens, quick)
+            with monkeypatch.context() as patch:
+                wanted, slow = plain(model, patch).step(tokens, slow)
+            assert_close(found, wanted, rtol=0, atol=1e-10)
+            kept = torch.tensor(left.get(step, list(range(len(tokens) // beam))))
+            if step in left:
+                quick, slow = (state._replace(source=rows(state.source, kept)) for state in (quick, slow))
+            origins = torch.tensor([0, 0, 0] if beam == 1 else [2, 0, 2])
+            order = (kept[:, None] * beam + origins).flatten()
+            quick, slow = (state._replace(past=rows(state.past, order)) for state in (quick, slow))
+            tokens, beam = (torch.arange(len(order)) * 7 + step) % (VOCAB - 4) + 4, 3
+            pools.append((len(kept), quick.past.pool.both.shape[2]))
+    assert pools[4] == (8, 9)
+    assert pools[10] == (7, 9)
+    assert pools[11] == (3, 3)
+
+
 def test_a_state_is_a_value(model):
     """Two ways on from one state do not write over each other."""
     with torch.inference_mode():

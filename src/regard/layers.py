@@ -16,8 +16,11 @@ many numbers a model may have to be packed, for oneDNN rounds more, which adds u
 for each time they are kept once more."""
 ROWS = [
     *range(2, 8),
-    *(quarter * size // 4 for size in (8, 16, 32, 64, 128, 256, 512) for quarter in range(4, 8)),
-    1024,
+    *range(8, 16, 2),
+    *range(16, 32, 4),
+    *range(32, 64, 8),
+    *range(64, 512, 16),
+    *range(512, 1025, 64),
 ]
 """The numbers of rows that packed matrices are asked for: oneDNN keeps a program for each, about a megabyte."""
 

@@ -71,26 +71,36 @@ class Past(NamedTuple):
     read: int  # how many tokens of the pool there are
     start: Start  # where the next tokens stand; (rows,) where that differs
     sees: Tensor | None  # (sentences, hypotheses, read) 0: has read it, -inf: has not. None: one has read everything
+    places: Tensor | None = None  # (sentences,) of each in the pool; None: there are no others in it
+
+    @property
+    def sentences(self) -> int:
+        """How many there are."""
+        return self.pool.both.shape[2] if self.places is None else len(self.places)
 
     def chosen(self, index: Tensor) -> "Past":
-        """These rows; those of a sentence stay together. While no sentence goes, the pool is the same."""
-        sentences, count = self.pool.both.shape[2], 1 if self.sees is None else self.sees.shape[1]
-        owners = [0] if sentences == 1 else list(dict.fromkeys((index // count).tolist()))
+        """These rows; those of a sentence stay together. The pool stays the same until a quarter of its sentences has
+        gone."""
+        sentences, count = self.sentences, 1 if self.sees is None else self.sees.shape[1]
+        kept = [0] if sentences == 1 else list(dict.fromkeys((index // count).tolist()))
         start = self.start[index] if isinstance(self.start, Tensor) else self.start
         sees = self.sees
-        if sees is None and len(index) > len(owners):
+        if sees is None and len(index) > len(kept):
             sees = self.pool.both.new_zeros(sentences, 1, self.read)
         if sees is not None:
-            sees = sees.flatten(0, 1).index_select(0, index).view(len(owners), -1, self.read)
+            sees = sees.flatten(0, 1).index_select(0, index).view(len(kept), -1, self.read)
         past = self._replace(start=start, sees=sees)
-        return past if owners == list(range(sentences)) else past.copied(torch.tensor(owners, device=index.device))
+        if kept == list(range(sentences)):
+            return past
+        places = torch.tensor(kept, device=index.device)
+        past = past._replace(places=places if self.places is None else self.places[places])
+        return past if 4 * len(kept) > 3 * self.pool.both.shape[2] else past.copied()
 
-    def copied(self, sentences: Tensor | None = None, more: int = 0) -> "Past":
-        """With a pool of its own, in which there is room for so many more; of these sentences, to which `sees` belongs,
-        and without what nobody sees any more."""
+    def copied(self, more: int = 0) -> "Past":
+        """With a pool of its own, in which there is room for so many more, and nothing that nobody sees any more."""
         both, sees, read = self.pool.both, self.sees, self.read
         blocks, two, owners, heads, room, head = both.shape
-        numbers = torch.arange(owners, device=both.device) if sentences is None else sentences
+        numbers = torch.arange(owners, device=both.device) if self.places is None else self.places
         order = torch.arange(read, device=both.device).expand(len(numbers), -1)
         if sees is not None:
             seen = (sees == 0).any(1)
@@ -102,13 +112,19 @@ class Past(NamedTuple):
         by_head = (tables + numbers[:, None, None]) * heads + torch.arange(heads, device=both.device)[:, None]
         rows = (by_head * room + order[:, None]).flatten()
         kept = both.view(-1, head).index_select(0, rows).view(blocks, two, len(numbers), heads, -1, head)
-        return self._replace(pool=Pool(kept, read), read=read, sees=sees)
+        return self._replace(pool=Pool(kept, read), read=read, sees=sees, places=None)
+
+    def placed(self, x: Tensor) -> Tensor:
+        """Rows of the sentences (sentences, ..) where they are in the pool; others have whatever there is."""
+        if self.places is None:
+            return x
+        return x.new_empty(self.pool.both.shape[2], *x.shape[1:]).index_copy_(0, self.places, x)
 
     def latest(self, count: int) -> "Past":
         """The past in which every row sees no more than so many tokens, the last that it has read."""
         if last(self.start) <= count:
             return self
-        sees = self.pool.both.new_zeros(self.pool.both.shape[2], 1, self.read) if self.sees is None else self.sees
+        sees = self.pool.both.new_zeros(self.sentences, 1, self.read) if self.sees is None else self.sees
         old = (sees == 0).flip(2).cumsum(2).flip(2) > count
         return self._replace(sees=sees.masked_fill(old, -torch.inf))
 
@@ -122,7 +138,7 @@ class Past(NamedTuple):
         if sees is not None:
             own = apart(count, sees.dtype, sees.device)
             sees = torch.cat([sees, own.expand(len(sees), count, count)], dim=2)
-        return Past(self.blocks, self.form, pool, pool.filled, self.start + 1, sees)
+        return past._replace(read=pool.filled, start=self.start + 1, sees=sees)
 
 
 def roomy(tokens: int) -> int:
@@ -219,7 +235,7 @@ def step(x: Tensor, past: Past, sources: Sequence[Memory] = (), mask: Tensor | N
     """Tokens (rows, size), one of each hypothesis, prepared -> what the last block makes of them, and the past with
     them. `mask` (sentences, 1, 1, source) leaves out what is padding in the sources."""
     rows, size = x.shape
-    sentences, place = past.pool.both.shape[2], past.start
+    sentences, place = past.sentences, past.start
     count = rows // sentences
     past = past.grown(count)
     (pre, heads, groups, base), after, before = past.form, past.read, past.read - count
@@ -227,7 +243,7 @@ def step(x: Tensor, past: Past, sources: Sequence[Memory] = (), mask: Tensor | N
     parts = [size, 2 * groups * head]
     sees = past.sees
     if sees is not None:
-        sees = (sees if times == 1 else sees.repeat(1, times, 1))[:, None]
+        sees = past.placed((sees if times == 1 else sees.repeat(1, times, 1))[:, None])
     visible = None if mask is None else torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -torch.inf)
     for number, (block, (both, keys, values)) in enumerate(zip(past.blocks, past.pool.blocks, strict=True)):
         (first, *middle, final), three, joined, cross, feedforward = block
@@ -237,11 +253,14 @@ def step(x: Tensor, past: Past, sources: Sequence[Memory] = (), mask: Tensor | N
             turned = mapped.view(rows, -1, 1, head).narrow(1, 0, heads + groups)
             turned.copy_(rotary(turned, place, base))
         asked, new = mapped.split_with_sizes(parts, 1)
-        both.narrow(3, before, count).copy_(new.view(sentences, count, 2, groups, head).permute(2, 0, 3, 1, 4))
+        new = new.view(sentences, count, 2, groups, head).permute(2, 0, 3, 1, 4)
+        room = both.narrow(3, before, count)
+        room.copy_(new) if past.places is None else room.index_copy_(1, past.places, new)
         # heads that share keys are queries of them, as hypotheses are
         asked = asked.view(sentences, count, groups, times, head).permute(0, 2, 3, 1, 4)
-        asked = asked.reshape(sentences, groups, times * count, head)
+        asked = past.placed(asked.reshape(sentences, groups, times * count, head))
         seen = looked(asked, keys.narrow(2, 0, after), values.narrow(2, 0, after), sees)
+        seen = seen if past.places is None else seen.index_select(0, past.places)
         seen = seen.view(sentences, groups, times, count, head).permute(0, 3, 1, 2, 4)
         x = joined(seen.reshape(rows, size)).add_(x)
         x = x if pre else first(x)
