@@ -280,7 +280,7 @@ for step, count in ((1, 3), (2, 5000)):
 
 def test_full_disk_leaves_what_was_there(tmp_path):
     done = subprocess.run([sys.executable, "-c", FULL_DISK, tmp_path], capture_output=True, text=True, check=True)
-    cause = "cannot be saved: File too large. What was there before is untouched; make room and resume."
+    cause = "cannot be saved: File too large. What was there before is untouched: mend that, then try again or resume."
     assert done.stdout.splitlines() == [
         f"2 {tmp_path / 'model.safetensors'} {cause}",
         f"2 {tmp_path / 'state' / '000000002'} {cause}",

@@ -272,7 +272,10 @@ def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):
     words = ["train", "reverse", "--run", tmp_path / "run", *options(*TINY, "train.steps=12")]
     run = subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, check=False)
     assert run.returncode == 2
-    assert "cannot be saved: File too large. What was there before is untouched; make room and resume." in run.stderr
+    assert (
+        "cannot be saved: File too large. What was there before is untouched: mend that, then try again or resume."
+        in run.stderr
+    )
     assert "Traceback" not in run.stderr
     status, _, err = regard("train", "--resume", tmp_path / "run")
     assert status == 0, err

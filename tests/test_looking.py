@@ -21,7 +21,7 @@ from regard.attention import Attention
 from regard.config import TransformerConfig
 from regard.errors import InputError
 from regard.looking import Look, agreed, look, pieces
-from regard.maps import Map, Piece, page
+from regard.maps import Map, Piece, described, page
 from regard.picture import FONTS, drawn, family, letters, wrapped
 from regard.predict import Output
 from regard.run import fit, fresh
@@ -130,6 +130,23 @@ def test_maps_that_would_fill_the_memory_are_refused(predictor, monkeypatch):
     with pytest.raises(InputError, match=r"all maps of \d+ tokens would take 0.0 GB, 0 are the most\. Look at one of"):
         found.tree()
     assert found.map(head=0).weights.numel()
+
+
+def test_more_weights_than_can_be_written_as_numbers_are_refused(predictor, monkeypatch):
+    found = look(predictor, "abc")
+    monkeypatch.setattr("regard.looking.NUMBERS", 1)
+    with pytest.raises(InputError, match=r"the maps have \d+ weights, at most 1 are written as numbers\. Save them as"):
+        found.tree()
+    assert found.tree(packed=True)["maps"]
+
+
+def test_maps_of_a_members_encoder_are_an_encoders():
+    weights = torch.full((2, 3, 3), 1 / 3)
+    named = [described(f"{member}encoder.blocks.1.self_attention", weights) for member in ("", "others.0.")]
+    assert [(one.kind, one.side, one.layer, one.rows, one.columns) for one in named] == [
+        ("self", "encoder", 1, "key", "key")
+    ] * 2
+    assert described("others.0.attention", weights)[1:4] == described("attention", weights)[1:4]
 
 
 def test_files(predictor, tmp_path):

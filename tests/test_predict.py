@@ -25,6 +25,14 @@ def test_text_in_text_out(predictor):
     assert predictor(["abc", "", "b"]) == [predictor("abc"), "", predictor("b")]
 
 
+def test_opening_a_run_draws_nothing_from_whoever_opens_it(tiny_run):
+    torch.manual_seed(7)
+    wanted = torch.rand(3)
+    torch.manual_seed(7)
+    regard.load(tiny_run, device="cpu")
+    assert torch.equal(torch.rand(3), wanted)
+
+
 def test_scores_are_the_sums_of_tokens(predictor):
     (outputs,) = predictor.predict(["abca"], best=2)
     for output in outputs:

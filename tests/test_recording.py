@@ -66,6 +66,17 @@ def test_recording_changes_no_answer_and_leaves_nothing_behind(model):
     assert run(model, SOURCES, config) == before
 
 
+def test_a_record_within_another_leaves_the_other_one_whole(model):
+    config, source = settings(beam=2), SOURCES[0]
+    with record(model) as outer:
+        with record(model) as inner:
+            run(model, SOURCES, config)
+        ((answer,),) = run(model, [source], config)
+    for maps in (outer, inner):
+        assert_close(maps.of(source, answer.tokens), plain_maps(model, source, answer.tokens), **EXACT)
+    assert "step" not in vars(model)
+
+
 def test_a_padded_batch_gives_rows_that_sum_to_one_over_what_may_be_seen(model):
     batch = collate([Pair(source, [4, 5][: len(source) - 1]) for source in SOURCES])
     with torch.no_grad(), record(model) as maps:

@@ -365,6 +365,9 @@ def test_settings_come_from_changes():
         server_settings(["serve.prt=1"])
     with pytest.raises(ConfigError, match=r"setting serve\.port is 70000: "):
         server_settings(["serve.port=70000"])
+    with pytest.raises(ConfigError, match=r"setting serve\.keys\.0: ") as refused:
+        server_settings(["serve.keys=[123456]"])
+    assert "123456" not in str(refused.value)
 
 
 def test_every_setting_is_documented():

@@ -181,6 +181,9 @@ def test_questions_contexts_and_answers(tmp_path):
         (squad(qas=[{"question": "a", "answers": [{}]}]), r"paragraphs\[0\]\.qas\[0\] has no text in field 'text'"),
         (squad(qas=[{"question": "a"}]), r"qas\[0\] has no list in field 'answers'. Its fields are question"),
         ({"data": [3]}, r"data\[0\] has no list in field 'paragraphs'. Its fields are none: it is no object"),
+        ({"data": [{"paragraphs": ["x"]}]}, r"data\[0\]\.paragraphs\[0\] is JSON but no object: .* field 'context'"),
+        (squad(qas=["x"]), r"paragraphs\[0\]\.qas\[0\] is JSON but no object: .* field 'question'"),
+        (squad(qas=[{"question": "a", "answers": [3]}]), r"qas\[0\].* is JSON but no object: .* field 'text'"),
         ([], r"q\.json is JSON but no object"),
     ],
 )

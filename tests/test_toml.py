@@ -124,6 +124,13 @@ def test_changed_settings_leave_the_given_ones(read):
             "model.multiple=true",
             'model.multiple needs what stands between two labels: text.target.separator = ",".',
         ),
+        (
+            '[data]\nkind = "babi"\ntrain = ["a"]\n[text.target]\nkind = "label"\n[model]\nkind = "reader"\n'
+            'answer = "word"',
+            "text.target.separator=+",
+            "text.target.separator is for classifiers of several labels: set model.multiple = true.",
+        ),
+        (REVERSE, "decode.temperature=inf", "setting decode.temperature is inf: input should be a finite number."),
     ],
 )
 def test_wrong_setting_is_named(read, text, change, message):

@@ -58,7 +58,8 @@ def saving(path: Path, clean: Callable[[], Any]) -> Iterator[None]:
         with contextlib.suppress(OSError):
             clean()
         raise RunError(
-            f"{path} cannot be saved: {error.strerror}. What was there before is untouched; make room and resume."
+            f"{path} cannot be saved: {error.strerror}. What was there before is untouched: mend that, then try again "
+            "or resume."
         ) from error
 
 

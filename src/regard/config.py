@@ -285,7 +285,7 @@ class DecodeConfig(Settings):
     """No n-gram of this size comes twice; 0 allows all."""
     sample: bool = False
     """Draw tokens instead of searching for the best."""
-    temperature: Annotated[float, Field(ge=0.001)] = 1.0
+    temperature: Annotated[float, Field(ge=0.001, allow_inf_nan=False)] = 1.0
     """When drawing: below 1 the likely become likelier."""
     top_k: Annotated[int, Field(ge=1, le=10**6)] | None = None
     """When drawing: only from so many of the likeliest tokens."""
@@ -347,11 +347,11 @@ class Config(Settings):
         if chooses != labels:
             wanted = 'needs text.target = { kind = "label" }' if chooses else "has no labels: change text.target"
             raise ValueError(f"a model of kind {self.model.kind} {wanted}")
-        if isinstance(self.model, ClassifierConfig) and self.text.target is not None:
-            if self.model.multiple and not self.text.target.separator:
-                raise ValueError('model.multiple needs what stands between two labels: text.target.separator = ","')
-            if self.text.target.separator and not self.model.multiple:
-                raise ValueError("text.target.separator is for texts of several labels: set model.multiple = true")
+        several, separator = getattr(self.model, "multiple", False), self.text.target and self.text.target.separator
+        if several and not separator:
+            raise ValueError('model.multiple needs what stands between two labels: text.target.separator = ","')
+        if separator and not several:
+            raise ValueError("text.target.separator is for classifiers of several labels: set model.multiple = true")
         if self.text.target is not None and getattr(self.model, "copy_source", False):
             raise ValueError("model.copy_source needs one vocabulary for both sides: leave text.target out")
         return self

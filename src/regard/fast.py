@@ -7,6 +7,7 @@ ranked as decode.py ranks them (docs/engine.md says what can differ).
 import atexit
 import contextlib
 import itertools
+import os
 import shutil
 import tempfile
 import time
@@ -341,6 +342,8 @@ def converted(predictor: Predictor, run: Path) -> Path:
     home = run / "ctranslate2"
     folder = home / f"{state.st_size}-{state.st_mtime_ns}"
     if folder.exists():
+        with contextlib.suppress(OSError):
+            os.utime(folder)  # it is in use
         return folder
     try:
         write(predictor, run, folder, "float32")

@@ -230,8 +230,10 @@ def parsed(line: str, where: str) -> dict[str, Any]:
     return record
 
 
-def worded(record: dict[str, Any], name: str, where: str) -> str:
+def worded(record: Any, name: str, where: str) -> str:
     """The text in a field of a JSON object."""
+    if not isinstance(record, dict):
+        raise DataError(f"{where} is JSON but no object: expected {{...}} with the field {name!r}.")
     value = record.get(name)
     if value is None:
         raise DataError(f"{where} has no text in field {name!r}. Its fields are {', '.join(record) or 'none'}.")

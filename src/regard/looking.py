@@ -46,6 +46,8 @@ from regard.text import BOS, EOS, SPECIAL, clean, unframed
 
 ROOM = 2 * 2**30
 """Bytes that all maps of one look may take."""
+NUMBERS = 2**24
+"""Weights that are written as numbers at most: each is an object of Python's, eight times as large."""
 
 
 @dataclass(frozen=True)
@@ -257,6 +259,11 @@ class Look:
     ) -> dict[str, Any]:
         """What docs/maps.md describes. `packed`: maps as bytes in base64 instead of numbers; of maps whose name is not
         in `full`, only a small picture. `vectors`: maps that come with their queries, keys and values."""
+        if not packed and (many := sum(one.weights.numel() for one in self.maps)) > NUMBERS:
+            raise InputError(
+                f"the maps have {many:,} weights, at most {NUMBERS:,} are written as numbers. Save them as .html, ask "
+                "a server for them packed, or look at a shorter text."
+            )
         behind = self.asked(vectors) if vectors else {}
         maps = []
         for one in self.maps:

@@ -120,10 +120,10 @@ class Map(NamedTuple):
 
 def described(name: str, weights: Tensor) -> Map:
     """A map with what its module path says of it."""
-    parts = name.split(".")
-    layer = next((int(part) for part in parts if part.isdigit()), 0)
+    parts = name.removeprefix("others.").split(".")  # a classifier's members have the same parts
+    layer = int(parts[parts.index("blocks") + 1]) if "blocks" in parts else 0
     kind: Literal["self", "cross"] = "self" if "self" in name else "cross"
-    return Map(name, kind, "encoder" if parts[0] == "encoder" else "decoder", layer, weights)
+    return Map(name, kind, "encoder" if "encoder" in parts else "decoder", layer, weights)
 
 
 class Calculation(NamedTuple):

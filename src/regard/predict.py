@@ -343,7 +343,8 @@ def load(run: str | Path, changes: Iterable[str] = (), device: str = "auto") -> 
             "run that it was exported from."
         )
     source, target = load_vocabularies(folder)
-    model = build(config, source.size, target.size if target else None)
+    with torch.random.fork_rng(devices=[]):  # who opens a run keeps their own random numbers
+        model = build(config, source.size, target.size if target else None)
     path = folder / "model.safetensors"
     if not path.exists():
         raise RunError(f"{folder} has no model yet: training has not reached its first validation.")

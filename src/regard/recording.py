@@ -142,8 +142,10 @@ def followed(model: Any, maps: Maps) -> Iterator[None]:
             maps.steps[sentence, *read] = {name: part[row] for name, part in made.items()}
         return logprobs, State(after.source, (after.past, trail))
 
+    before = {name: vars(model)[name] for name in ("start", "step") if name in vars(model)}  # by a record around this
     model.start, model.step = starting, stepping
     try:
         yield
     finally:
         del model.start, model.step
+        vars(model).update(before)

@@ -285,7 +285,7 @@ def server_settings(changes: Iterable[str]) -> tuple[ServeSettings, list[str]]:
         if wrong["type"] == "extra_forbidden":
             hint = suggestion(name, ServeSettings.model_fields, "serve")
             raise ConfigError(f"unknown setting serve.{name}.{hint}") from error
-        came = "" if name == "keys" else f" is {wrong['input']!r}"  # no secrets in messages
+        came = "" if wrong["loc"][:1] == ("keys",) else f" is {wrong['input']!r}"  # no secrets in messages
         raise ConfigError(f"setting serve.{name}{came}: {wrong['msg'].removeprefix('Value error, ')}.") from error
     return settings, [change for change in changes if not change.startswith("serve.")]
 
