@@ -18,38 +18,14 @@ if TYPE_CHECKING:
     from regard.vectors import embed as embed
 
 HOMES = {
-    "read": "toml",
-    "evaluate": "evaluation",
-    "Look": "looking",
-    "look": "looking",
-    "Predictor": "predict",
-    "load": "predict",
-    "record": "recording",
-    "fit": "run",
-    "fresh": "run",
-    "resumed": "run",
-    "embed": "vectors",
-}
+    "read": "toml", "evaluate": "evaluation", "Look": "looking", "look": "looking", "Predictor": "predict",
+    "load": "predict", "record": "recording", "fit": "run", "fresh": "run", "resumed": "run", "embed": "vectors",
+}  # fmt: skip
 
 __all__ = [
-    "ConfigError",
-    "DataError",
-    "InputError",
-    "Look",
-    "Predictor",
-    "RegardError",
-    "RunError",
-    "TrainError",
-    "embed",
-    "evaluate",
-    "fit",
-    "fresh",
-    "load",
-    "look",
-    "read",
-    "record",
-    "resumed",
-]
+    "ConfigError", "DataError", "InputError", "Look", "Predictor", "RegardError", "RunError", "TrainError",
+    "embed", "evaluate", "fit", "fresh", "load", "look", "read", "record", "resumed",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

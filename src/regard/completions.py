@@ -20,7 +20,7 @@ from regard.schema import COMPLETIONS, FAILURES, Responses, failure
 from regard.service import TASKS, Service
 from regard.text import EOS
 from regard.waiting import RefusedError
-from regard.writing import Choice, CompletionBody, Part, Prompt, Written, write
+from regard.writing import Choice, CompletionBody, Part, Prompt, write
 
 log = logging.getLogger("regard.serve")
 
@@ -159,18 +159,14 @@ def listed(index: int, found: Sequence[Part], body: CompletionBody) -> dict[str,
     """A choice in an answer, or what is new of it."""
     tokens = [token for part in found for token in part.tokens]
     text = "".join(part.text for part in found)
-    logprobs = None if body.logprobs is None else columns(tokens, body.logprobs)
-    return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": found[-1].finish}
-
-
-def columns(tokens: Sequence[Written], count: int) -> dict[str, Any]:
-    """Tokens as OpenAI lists them."""
-    return {
+    columns = {
         "tokens": [token.text for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [token.top for token in tokens] if count else None,
+        "top_logprobs": [token.top for token in tokens] if body.logprobs else None,
         "text_offset": [token.offset for token in tokens],
     }
+    logprobs = None if body.logprobs is None else columns
+    return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": found[-1].finish}
 
 
 def usage(wanted: Sequence[Choice], body: CompletionBody) -> dict[str, int]:

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -81,9 +80,7 @@ class Training:
         self.progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         self.progress.stop()
         if self.board:
             with contextlib.suppress(OSError):

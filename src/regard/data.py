@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from regard.corpus import DocumentData, FileData, GeneratedData
 from regard.errors import DataError
 from regard.files import Example, lines, pairs
+from regard.text import clean
 
 
 @dataclass
@@ -147,17 +148,8 @@ def kept(
             ledger.drop(*example)
         elif not (unlabelled or example.target.strip()) or not (alone or example.source.strip()):
             ledger.drop("empty", example.where)
-        elif not (sound(example.source) and sound(example.target)):
+        elif any(clean(side) != side for side in (example.source, example.target)):  # JSON can spell lone surrogates
             ledger.drop("not valid Unicode", example.where)
         else:
             ledger.kept += 1
             yield example if example.target.strip() else example._replace(target="")
-
-
-def sound(text: str) -> bool:
-    """Whether a text holds no lone surrogate, which JSON can spell and no encoding has."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -272,7 +272,10 @@ class Adoption:
         context, size = self.reading.context, shape[1]
         match self.given.tree["model_type"]:
             case "bert":
-                kinds = self.take("embeddings.token_type_embeddings.weight", (self.kinds(), size))
+                kinds = self.take(
+                    "embeddings.token_type_embeddings.weight",
+                    (int(number(self.given.tree, "type_vocab_size", 2)), size),
+                )
                 return self.take("embeddings.position_embeddings.weight", (context, size)) + kinds[0]
             case "gpt2":
                 return self.take("wpe.weight", (context, size))
@@ -282,10 +285,6 @@ class Adoption:
         if name in self.tensors and not torch.allclose(self.take(name, (context, size)), sines[:context], atol=1e-6):
             raise DataError(f"{self.given.where}: {name} are not the sines of Marian, which has no equal here.")
         return sines
-
-    def kinds(self) -> int:
-        """How many kinds of tokens BERT tells apart."""
-        return int(number(self.given.tree, "type_vocab_size", 2))
 
     def table(self, name: str) -> Tensor:
         """An embedding, or an output that is not one, with rows for our special entries."""

@@ -103,7 +103,7 @@ class Predictor:
             raise InputError(f"{len(prefixes)} prefixes came for {len(sources)} texts; each text needs its own.")
         if any(prefixes) and isinstance(self.model, TextEncoder):
             raise InputError("this model does not write its answers: they cannot begin with a prefix.")
-        begins = [self.beginning(*pair) for pair in zip(sources, prefixes, strict=True)]
+        begins = [self.beginning(*pair) for pair in zip(sources, prefixes, strict=True)] if any(prefixes) else []
         if max(map(len, begins), default=0) > self.config.text.max_length:
             raise InputError(f"a prefix has more than {self.config.text.max_length:,} tokens (text.max_length).")
         answers: list[list[Output]] = [[] for _ in sources]

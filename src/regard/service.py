@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from regard.config import DecodeConfig
@@ -67,11 +67,10 @@ class Service:
         """The `best` answers of a model to every text, with their flags."""
         predictor = self.predictors[name]
         settings = settings or predictor.config.decode
-
-        def work(items: list[tuple[int, str]]) -> Iterable[tuple[int, Any] | None]:
-            return self.decoded(predictor, items, settings, best)
-
-        return await self.batcher.submit((name, settings, best), work, list(enumerate(texts, 1)))
+        items = list(enumerate(texts, 1))
+        return await self.batcher.submit(
+            (name, settings, best), lambda items: self.decoded(predictor, items, settings, best), items
+        )
 
     def decoded(
         self, predictor: Predictor, items: list[tuple[int, str]], settings: DecodeConfig, best: int
