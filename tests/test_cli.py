@@ -52,6 +52,9 @@ def test_settings_that_are_wrong(says, tmp_path):
     assert "setting train.steps is 'many': input should be a valid integer" in message
     message = says("check", tmp_path)
     assert message == f"{tmp_path} is a directory, expected a .toml file or a recipe's name."
+    assert says("train", "reverse", "runs/r") == (
+        "runs/r is one name too many behind reverse. The run's directory is --run runs/r."
+    )
     assert says("train").startswith("give a recipe or a .toml file to train, or --resume RUN")
     assert says("train", "reverse", *options("train.steps")).startswith("--set train.steps is not of the form")
 

@@ -90,8 +90,9 @@ def check(
         say(f"  {source} -> {target}" if source else f"  {target}")
 
 
-@app.command()
+@app.command(context_settings={"allow_extra_args": True})
 def train(
+    context: typer.Context,
     name: Annotated[str | None, typer.Argument(metavar="CONFIG", help="A recipe, or a .toml file.")] = None,
     run: Annotated[Path | None, typer.Option(help="The directory to make; runs/CONFIG by default.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped.")] = None,
@@ -109,6 +110,8 @@ def train(
     from regard.run import fresh, resumed
     from regard.toml import read
 
+    if more := context.args:
+        raise ConfigError(f"{more[0]} is one name too many behind {name}. The run's directory is --run {more[0]}.")
     if (name is None) == (resume is None):
         raise ConfigError("give a recipe or a .toml file to train, or --resume RUN to go on with a run (not both).")
     choose(device)
