@@ -1,10 +1,13 @@
-"""Shared fixtures: small runs that are trained once."""
+"""Shared fixtures: small runs that are trained once, and the command line."""
 
+import io
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from regard import cli
 from regard.config import Config
 from regard.run import fit, fresh
 from regard.toml import read
@@ -41,6 +44,21 @@ def tiny_run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     train_tiny(folder)
     return folder
+
+
+@pytest.fixture
+def typed(capsys, monkeypatch):
+    """Types a command: its status, what it writes and what it says. Standard input is text or bytes."""
+
+    def run(*words, text=""):
+        data = io.BytesIO(text.encode() if isinstance(text, str) else text)
+        monkeypatch.setattr(sys, "argv", ["regard", *map(str, words)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(data, encoding="utf-8"))
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        return stopped.value.code, *capsys.readouterr()
+
+    return run
 
 
 def tiny_language(folder: Path, *changes: str) -> Path:

@@ -9,30 +9,19 @@ import sys
 import pytest
 from conftest import TINY
 
-from regard import cli
-
 COMMAND = (sys.executable, "-m", "regard")
 
 
-def regard(*words, text="", environment=None):
-    """Run the command line; standard input is text or bytes."""
-    data = text.encode() if isinstance(text, str) else text
-    run = subprocess.run([*COMMAND, *map(str, words)], input=data, capture_output=True, env=environment, check=False)
-    return run.returncode, run.stdout.decode(), run.stderr.decode()
-
-
-def refused(capsys, monkeypatch, *words):
-    """What the command line says about a mistake: one message, status 2, no traceback."""
-    monkeypatch.setattr(sys, "argv", ["regard", *map(str, words)])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code == 2
-    return capsys.readouterr().err.removeprefix("regard: ").rstrip()
-
-
 @pytest.fixture
-def says(capsys, monkeypatch):
-    return lambda *words: refused(capsys, monkeypatch, *words)
+def says(typed):
+    """What the command line says about a mistake: one message, status 2, no traceback."""
+
+    def said(*words):
+        status, _, err = typed(*words)
+        assert status == 2
+        return err.removeprefix("regard: ").rstrip()
+
+    return said
 
 
 def options(*changes):
@@ -59,24 +48,24 @@ def test_settings_that_are_wrong(says, tmp_path):
     assert says("train", "reverse", *options("train.steps")).startswith("--set train.steps is not of the form")
 
 
-def test_data_that_changed_is_noticed(tmp_path, capsys, monkeypatch):
+def test_data_that_changed_is_noticed(tmp_path, typed, says):
     """A split that is cut anew may hold what was learned: evaluation says so, and resuming refuses."""
     table = tmp_path / "pairs.tsv"
     lines = [f"{letter}{other}\t{other}{letter}\n" for letter in "abcde" for other in "abcde"]
     table.write_text("".join(lines))
     data = [f"data={{kind='tsv', train=['{table}'], cut_valid=3, cut_test=3}}"]
-    regard("train", "reverse", "--run", tmp_path / "run", *options(*TINY[4:], *data))
-    assert regard("evaluate", tmp_path / "run")[2] == ""
-    status, _, err = regard("evaluate", tmp_path / "run", *options("data.cut_test=9"))
+    typed("train", "reverse", "--run", tmp_path / "run", *options(*TINY[4:], *data))
+    assert typed("evaluate", tmp_path / "run")[2] == ""
+    status, _, err = typed("evaluate", tmp_path / "run", *options("data.cut_test=9"))
     assert status == 0
     assert "warning: the training data is not what" in err
     table.write_text("".join(lines[:20]))
-    assert "may have seen examples of this test split" in regard("evaluate", tmp_path / "run")[2]
-    assert "Put them back, or start another" in refused(capsys, monkeypatch, "train", "--resume", tmp_path / "run")
+    assert "may have seen examples of this test split" in typed("evaluate", tmp_path / "run")[2]
+    assert "Put them back, or start another" in says("train", "--resume", tmp_path / "run")
     test = tmp_path / "test.tsv"
     test.write_text("ab\tba\n")
     table.unlink()
-    status, _, err = regard("evaluate", tmp_path / "run", *options(f"data.test=['{test}']"))
+    status, _, err = typed("evaluate", tmp_path / "run", *options(f"data.test=['{test}']"))
     assert (status, err) == (0, "")  # it needs no other file
 
 
@@ -90,9 +79,10 @@ def test_what_cannot_begin_leaves_nothing_behind(tmp_path, says):
 
 def test_output_is_utf8_whatever_the_terminal_says(tiny_run):
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
-    status, out, err = regard("predict", tiny_run, "--prefix", "é", text="abc\n", environment=environment)
-    assert (status, err) == (0, "")
-    assert out
+    command = [*COMMAND, "predict", tiny_run, "--prefix", "é"]
+    run = subprocess.run(command, input=b"abc\n", capture_output=True, env=environment, check=False)
+    assert (run.returncode, run.stderr) == (0, b"")
+    assert run.stdout.decode()
 
 
 @pytest.fixture
@@ -108,12 +98,9 @@ def pairs(tmp_path):
     return tmp_path
 
 
-def test_check_tells_what_is_there(pairs, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["regard", "check", str(pairs / "my.toml")])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code == 0
-    said = capsys.readouterr().out
+def test_check_tells_what_is_there(pairs, typed):
+    status, said, _ = typed("check", pairs / "my.toml")
+    assert status == 0
     assert "train: read 3, kept 3, dropped 0" in said
     assert "warning: there is no test data: set data.test or data.cut_test." in said
     assert "two -> zwei" in said
@@ -170,16 +157,16 @@ def test_a_vocabulary_that_does_not_fit(says, tmp_path, tiny_run):
 # --- predicting ------------------------------------------------------------------------------------------------------
 
 
-def test_lines_stay_aligned(tiny_run):
-    status, out, err = regard("predict", tiny_run, text="abc\n\n  \ncba")
+def test_lines_stay_aligned(tiny_run, typed):
+    status, out, err = typed("predict", tiny_run, text="abc\n\n  \ncba")
     assert (status, err) == (0, "")
     lines = out.split("\n")
     assert len(lines) == 5
     assert lines[1] == lines[2] == lines[4] == ""
 
 
-def test_predictions_in_json(tiny_run):
-    _, out, _ = regard("predict", tiny_run, "--json", "--best", "2", text="abc\n")
+def test_predictions_in_json(tiny_run, typed):
+    _, out, _ = typed("predict", tiny_run, "--json", "--best", "2", text="abc\n")
     answers = json.loads(out)
     assert len(answers) == 2
     assert answers[0]["score"] >= answers[1]["score"]
@@ -187,17 +174,17 @@ def test_predictions_in_json(tiny_run):
     assert all(token["logprob"] <= 0 for answer in answers for token in answer["tokens"])
 
 
-def test_a_line_that_is_too_long(tiny_run):
-    status, out, err = regard("predict", tiny_run, text="abc\n" + "x" * 100_000 + "\n")
+def test_a_line_that_is_too_long(tiny_run, typed):
+    status, out, err = typed("predict", tiny_run, text="abc\n" + "x" * 100_000 + "\n")
     assert (status, len(out.splitlines())) == (2, 1)
     assert err.startswith("regard: text 2 has 100,000 tokens, this model takes at most 256. Split it, or let it be cut")
-    status, out, err = regard("predict", tiny_run, "--set", "text.longer=cut", text="abc\n" + "x" * 100_000 + "\n")
+    status, out, err = typed("predict", tiny_run, "--set", "text.longer=cut", text="abc\n" + "x" * 100_000 + "\n")
     assert (status, err) == (0, "regard: 1 text was cut to 256 tokens.\n")
     assert len(out.splitlines()) == 2
 
 
-def test_input_that_is_not_utf8(tiny_run):
-    status, _, err = regard("predict", tiny_run, text=b"abc\nab\xff\n")
+def test_input_that_is_not_utf8(tiny_run, typed):
+    status, _, err = typed("predict", tiny_run, text=b"abc\nab\xff\n")
     assert status == 2
     assert err.startswith("regard: standard input, line 2: byte 0xff at 3 is not UTF-8. Convert the text first")
 
@@ -209,8 +196,8 @@ def test_a_closed_pipe_is_no_traceback(tiny_run):
     assert (run.stderr, run.returncode) == (b"", 1)
 
 
-def test_evaluation_in_json_and_outputs(tiny_run, tmp_path):
-    status, out, _ = regard("evaluate", tiny_run, "--json", "--outputs", tmp_path / "out.txt")
+def test_evaluation_in_json_and_outputs(tiny_run, tmp_path, typed):
+    status, out, _ = typed("evaluate", tiny_run, "--json", "--outputs", tmp_path / "out.txt")
     assert status == 0
     found = json.loads(out)
     assert found["examples"] == 30
@@ -223,11 +210,8 @@ def test_evaluation_of_nothing(says, tmp_path, tiny_run):
     assert says("evaluate", tiny_run, "--split", "tset") == "--split is 'tset', expected test, valid or train."
 
 
-def test_look_draws(tiny_run, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["regard", "look", str(tiny_run), "abc"])
-    with pytest.raises(SystemExit):
-        cli.main()
-    assert capsys.readouterr().out.startswith("abc -> ")
+def test_look_draws(tiny_run, typed):
+    assert typed("look", tiny_run, "abc")[1].startswith("abc -> ")
 
 
 def test_views_exclude_each_other(says, tiny_run):
@@ -255,15 +239,15 @@ def test_a_wrong_device_makes_no_run(says, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_one_bad_line_does_not_lose_those_before_it(tiny_run):
-    status, out, err = regard("predict", tiny_run, text=f"abc\nb\n{'a' * 5000}\nb\n")
+def test_one_bad_line_does_not_lose_those_before_it(tiny_run, typed):
+    status, out, err = typed("predict", tiny_run, text=f"abc\nb\n{'a' * 5000}\nb\n")
     assert (status, len(out.splitlines())) == (2, 2)
     assert "text 3 has " in err
-    status, out, err = regard("predict", tiny_run, text=b"abc\n\xff\n")
+    status, out, err = typed("predict", tiny_run, text=b"abc\n\xff\n")
     assert (status, len(out.splitlines())) == (2, 1)
 
 
-def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):
+def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path, typed):
     """The file size limit makes the second save fail as a full disk would."""
     code = (
         "import resource, sys; from regard import cli, checkpoint; save, calls = checkpoint.save_state, []\n"
@@ -280,15 +264,12 @@ def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):
         in run.stderr
     )
     assert "Traceback" not in run.stderr
-    status, _, err = regard("train", "--resume", tmp_path / "run")
+    status, _, err = typed("train", "--resume", tmp_path / "run")
     assert status == 0, err
     assert "done: 12 steps" in err
 
 
-def test_recipes_are_listed(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["regard", "recipes"])
-    with pytest.raises(SystemExit):
-        cli.main()
-    said = capsys.readouterr().out
+def test_recipes_are_listed(typed):
+    _, said, _ = typed("recipes")
     for name in ("reverse", "numbers", "dates", "g2p", "multi30k", "multi30k-rnn", "multi30k-rnn-plain"):
         assert name in said

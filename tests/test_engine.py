@@ -3,8 +3,6 @@
 import itertools
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -342,15 +340,10 @@ def test_served(runs):
     assert looked.status_code == 200
 
 
-def test_on_the_command_line(runs):
+def test_on_the_command_line(runs, typed):
     (served,) = opened([runs["transformer"]], (), "cpu", "ctranslate2", 2).values()
     assert (type(served), served.threads) == (fast.Fast, 2)
-    answers = [
-        subprocess.run(
-            [sys.executable, "-m", "regard", "predict", str(runs["transformer"]), "--engine", name],
-            input="\n".join(TEXTS).encode(), capture_output=True, check=True,
-        ).stdout
-        for name in fast.ENGINES
-    ]  # fmt: skip
-    assert answers[0] == answers[1]
-    assert len(answers[0].splitlines()) == len(TEXTS)
+    words = ("predict", runs["transformer"], "--engine")
+    ours, theirs = (typed(*words, name, text="\n".join(TEXTS)) for name in fast.ENGINES)
+    assert ours == theirs
+    assert (ours[0], len(ours[1].splitlines())) == (0, len(TEXTS))

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from oracles import shaken
 from torch import nn
 from torch.backends import mkl, mkldnn
@@ -161,12 +160,11 @@ def test_packed_matrices_are_asked_for_few_numbers_of_rows(monkeypatch):
     monkeypatch.setattr(
         Map,
         "product",
-        lambda self, x: asked.add(x.shape[:-1].numel()) or F.linear(x, self.weight, self.bias),
+        lambda self, x: asked.add(x.shape[:-1].numel()) or x.new_empty(*x.shape[:-1], len(self.weight)),
     )
     with torch.no_grad():
         for rows in range(1, 1100):
-            assert model.output(torch.ones(rows, 128)).shape == (rows, VOCABULARY)
-            assert model.large(torch.ones(rows, 128)).shape == (rows, LARGE // 128)
+            assert model.large(torch.empty(rows, 128)).shape == (rows, LARGE // 128)
     assert sorted(asked) == layers.ROWS
 
 

@@ -20,6 +20,8 @@ from regard.serve import serve
 from regard.waiting import ServeSettings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes share a port on Linux only")
+started = pytest.mark.slow
+"""Starts a server of several processes."""
 STARTED = """
 import sys
 from pathlib import Path
@@ -65,6 +67,7 @@ def ask(url: str, times: int) -> set[str]:
     return found
 
 
+@started
 def test_answer_count_and_stop(served: tuple[subprocess.Popen[str], str]):
     """Both answer, and alike; /metrics has what both counted, whoever is asked; SIGTERM ends all of them."""
     process, url = served
@@ -80,6 +83,7 @@ def test_answer_count_and_stop(served: tuple[subprocess.Popen[str], str]):
     until(lambda: all(map(ended, working)))
 
 
+@started
 def test_replace_the_dead(served: tuple[subprocess.Popen[str], str]):
     """A worker that is killed is replaced, and what it had counted is not lost."""
     process, url = served
@@ -96,6 +100,7 @@ def test_replace_the_dead(served: tuple[subprocess.Popen[str], str]):
     assert process.stderr.read() == f"worker {first} broke down (status -9); another takes its place.\n"
 
 
+@started
 def test_stop_while_a_dead_one_is_being_replaced(served: tuple[subprocess.Popen[str], str]):
     """Nobody is started whom no signal would reach."""
     process, url = served
@@ -108,6 +113,7 @@ def test_stop_while_a_dead_one_is_being_replaced(served: tuple[subprocess.Popen[
     until(lambda: ended(second))
 
 
+@started
 def test_newcomers_are_refused_while_answers_are_finished(served: tuple[subprocess.Popen[str], str]):
     """Once the sockets are closed nobody waits at them, though the supervisor holds them too."""
     process, url = served
@@ -130,6 +136,7 @@ def test_newcomers_are_refused_while_answers_are_finished(served: tuple[subproce
     assert process.wait(20) == 0
 
 
+@started
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("delay", [0.0, 0.005, 0.02])
 def test_stop_as_soon_as_it_says_that_it_serves(tiny_run: Path, number: int, delay: float):
@@ -147,6 +154,7 @@ def test_stop_as_soon_as_it_says_that_it_serves(tiny_run: Path, number: int, del
             process.kill()
 
 
+@started
 def test_end_with_the_parent(served: tuple[subprocess.Popen[str], str]):
     process, url = served
     ask(url, 1)
@@ -155,6 +163,7 @@ def test_end_with_the_parent(served: tuple[subprocess.Popen[str], str]):
     until(lambda: all(map(ended, working)))
 
 
+@started
 def test_address_of_others(served: tuple[subprocess.Popen[str], str], tiny_run: Path):
     """A port that several processes share is not shared with another server."""
     port = int(served[1].rsplit(":", 1)[1])
