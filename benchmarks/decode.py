@@ -2,15 +2,18 @@
 
 A MarianMTModel with random weights is copied into regard and converted for CTranslate2. Everybody reads sources of 12
 tokens and makes exactly 15 steps (a bias keeps <eos> away; the limit is the same), greedy and with 5 hypotheses, 64
-sentences at once and one, in turns, each in a process of its own: two pools of threads in one process disturb each
-other. CTranslate2 also has a turn with one thread; the better of its two figures is the one to compare with. The roof
-is the same matrix products without anything between them.
+sentences at once and one. Each has a process of its own, for two pools of threads in one process disturb each other;
+the processes stay, and take short turns in which the others sleep, so that all have the same hour. CTranslate2 also has
+a turn with one thread; the better of its two figures is the one to compare with. "In halves" is another form for many
+sentences: two of one thread each share them, as CTranslate2's replicas and regard's `serve.workers` do. The roof is the
+same matrix products without anything between them.
 
-    python benchmarks/decode.py --rounds 3 --seconds 4
+    python benchmarks/decode.py --rounds 8 --seconds 1
 """
 
 import argparse
-import json
+import contextlib
+import multiprocessing
 import statistics
 import subprocess
 import sys
@@ -18,6 +21,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 
 import ctranslate2
 import torch
@@ -124,12 +128,35 @@ def with_transformers(model: nn.Module) -> Translate:
     return translate
 
 
-def with_ctranslate2(folder: str, kind: str, threads: int) -> Translate:
-    translator = ctranslate2.Translator(folder, compute_type=kind, intra_threads=threads, inter_threads=1)
+def in_halves(translate: Translate) -> Translate:
+    """Two processes of one thread each, with the same weights, that share the sentences."""
+    torch.set_num_threads(1)
+    processes = ProcessPoolExecutor(2, multiprocessing.get_context("fork"))
+
+    def both(source: Tensor, beam: int) -> list[list[int]]:
+        halves = [processes.submit(half, rows.tolist(), beam) for rows in source.chunk(2)]
+        return [tokens for found in halves for tokens in found.result()]
+
+    global shared
+    shared = translate
+    return both
+
+
+def half(rows: list[list[int]], beam: int) -> list[list[int]]:
+    """What one of two processes does."""
+    return shared(torch.tensor(rows), beam)
+
+
+def with_ctranslate2(folder: str, kind: str, threads: int, halves: int = 1) -> Translate:
+    translator = ctranslate2.Translator(folder, compute_type=kind, intra_threads=threads, inter_threads=halves)
 
     def translate(source: Tensor, beam: int) -> list[list[int]]:
         texts = [[*map(str, row[:-1]), SPECIAL[EOS]] for row in source.tolist()]
-        limits = {"min_decoding_length": STEPS, "max_decoding_length": STEPS}
+        limits = {
+            "min_decoding_length": STEPS,
+            "max_decoding_length": STEPS,
+            "max_batch_size": -(-len(texts) // halves),
+        }
         found = translator.translate_batch(texts, beam_size=beam, **limits)
         return [list(map(int, answer.hypotheses[0][: STEPS - 1])) for answer in found]
 
@@ -195,26 +222,44 @@ def sources() -> Tensor:
 
 def contender(name: str, folder: str, threads: int) -> Translate:
     """Somebody by name; `folder` holds the model for CTranslate2."""
-    if name.startswith("CTranslate2"):
-        return with_ctranslate2(folder, name.split()[1].strip(","), 1 if name.endswith("1 thread") else threads)
+    who, _, how = name.partition(", ")
+    if who.startswith("CTranslate2"):
+        return with_ctranslate2(folder, who.split()[1], 1 if how else threads, 2 if how == "in halves" else 1)
     marian = random_marian()
-    if name == "transformers":
+    if who == "transformers":
         return with_transformers(marian)
-    return with_regard(copied(marian)) if name == "regard" else products_alone(copied(marian))
+    if who == "products alone":
+        return products_alone(copied(marian))
+    return in_halves(with_regard(copied(marian))) if how else with_regard(copied(marian))
 
 
-def measure(name: str, folder: str, options: argparse.Namespace) -> list[float]:
-    """Tokens a second in every case, in this process."""
+def serve(name: str, folder: str, options: argparse.Namespace) -> None:
+    """In a process of its own: tokens a second in each case that standard input names, as it does."""
     translate = contender(name, folder, options.threads)
-    return [speed(translate, sources()[:size], beam, options.seconds) for size, beam in CASES.values()]
+    for line in sys.stdin:
+        size, beam = CASES[line.rstrip()]
+        print(speed(translate, sources()[:size], beam, options.seconds), flush=True)
 
 
-def ask(name: str, folder: str, options: argparse.Namespace) -> list[float]:
-    """Tokens a second in every case, from a process of its own."""
-    command = [sys.executable, __file__, "--contender", name, "--folder", folder]
-    command += ["--threads", str(options.threads), "--seconds", str(options.seconds)]
-    found: list[float] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    return found
+def take_turns(names: list[str], folder: str, options: argparse.Namespace) -> dict[str, list[float]]:
+    """The median of every contender's tokens a second in every case."""
+    figures: dict[str, list[list[float]]] = {name: [[] for _ in CASES] for name in names}
+    with contextlib.ExitStack() as stack:
+        processes = {}
+        for name in names:
+            command = [sys.executable, __file__, "--contender", name, "--folder", folder]
+            command += ["--threads", str(options.threads), "--seconds", str(options.seconds)]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            processes[name] = stack.enter_context(process)
+        for _ in range(1 + options.rounds):
+            for number, case in enumerate(CASES):
+                for name, process in processes.items():
+                    print(case, file=process.stdin, flush=True)
+                    figures[name][number].append(float(process.stdout.readline()))
+        for process in processes.values():
+            process.stdin.close()
+    # the first round warms up
+    return {name: [statistics.median(rounds[1:]) for rounds in cases] for name, cases in figures.items()}
 
 
 CASES = {f"{'greedy' if beam == 1 else f'beam {beam}'}, {size}": (size, beam) for size in (64, 1) for beam in (1, 5)}
@@ -226,13 +271,22 @@ CONTENDERS = [
     "CTranslate2 float32, 1 thread",
     "CTranslate2 int8",
     "CTranslate2 int8, 1 thread",
+    "regard, in halves",
+    "CTranslate2 float32, in halves",
+]
+COMPARED = [
+    ("regard", "products alone"),
+    ("regard", "transformers"),
+    ("regard", "CTranslate2 float32"),
+    ("regard", "CTranslate2 int8"),
+    ("regard, in halves", "CTranslate2 float32, in halves"),
 ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=4, help="of every contender in every case and round")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=1, help="of every contender in every case and round")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", default="", help="contenders whose name holds one of these, separated by |")
     parser.add_argument("--contender", help=argparse.SUPPRESS)
@@ -242,29 +296,26 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     warnings.filterwarnings("ignore", module="transformers")
     if options.contender:
-        print(json.dumps(measure(options.contender, options.folder, options)))
+        serve(options.contender, options.folder, options)
         return
     out = Console(highlight=False, width=100)
     names = [name for name in CONTENDERS if any(part in name for part in options.only.split("|"))]
-    figures: dict[str, list[list[float]]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
         converted(random_marian(), folder)
         out.print(f"{heading()}, {options.threads} threads, {roof(torch.float32) / 1e9:,.0f} GF/s", soft_wrap=True)
         out.print(agreement({name: contender(name, folder, 1) for name in CONTENDERS[1:4]}, sources()))
-        for _ in range(options.rounds):
-            for name in names:
-                figures[name].append(ask(name, folder, options))
-    medians = {name: list(map(statistics.median, zip(*rounds, strict=True))) for name, rounds in figures.items()}
+        medians = take_turns(names, folder, options)
     table = Table("tokens/s", *CASES)
     for name, values in medians.items():
         table.add_row(name, *(f"{value:,.0f}" for value in values))
     table.add_section()
-    for rival in ("products alone", "transformers", "CTranslate2 float32", "CTranslate2 int8"):
-        group = [values for name, values in medians.items() if name.startswith(rival)]
-        if group and "regard" in medians:
+    for one, other in COMPARED:
+        group = [medians[name] for name in (other, f"{other}, 1 thread") if name in medians]
+        if group and one in medians:
             best = [max(values) for values in zip(*group, strict=True)]
-            ratios = [ours / theirs for ours, theirs in zip(medians["regard"], best, strict=True)]
-            table.add_row(f"regard / {rival}" + ", its best" * (len(group) > 1), *(f"{ratio:.2f}" for ratio in ratios))
+            ratios = [ours / theirs for ours, theirs in zip(medians[one], best, strict=True)]
+            named = f"{one} / {other}" + ", its best" * (len(group) > 1)
+            table.add_row(named, *(f"{ratio:.2f}" for ratio in ratios))
     out.print(table)
 
 
