@@ -1,9 +1,9 @@
 """Language modelling: nanoGPT's CPU recipe against a plain torch loop of the same model, and what the cache saves.
 
 Tiny Shakespeare by characters, 4 layers, 128 wide, context 64, 12 rows a batch, 2,000 steps, no dropout, nanoGPT's rate
-and embeddings. Both train in processes of their own, in turns, with the same threads, timed from the making of the model
-to its validation loss; the loop has no log and no checkpoints in its time, regard has both in its own. The loop's time
-without validation is shown, too.
+and embeddings. Both train in processes of their own, in turns, with the same threads, timed from the making of the
+model to its validation loss; the loop has no log and no checkpoints in its time, regard has both in its own. The loop's
+time without validation is shown, too.
 
 What the cache saves is the time of the token after 512, for the recipe, for nanoGPT's larger model and for the size of
 GPT-2; with `--run`, for that run's model, such as an imported one.

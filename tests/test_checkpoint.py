@@ -251,8 +251,9 @@ def test_damaged_state_is_refused(tmp_path, name):
     assert str(place / name) in refusal(checkpoint.load_state, tmp_path)
 
 
-def test_a_state_that_says_nothing_is_refused(tmp_path):
-    checkpoint.save_state(tmp_path, 2, {"a": torch.ones(2)}, {})
+@pytest.mark.parametrize("facts", [{}, {"step": "2"}, {"step": None}])
+def test_a_state_that_does_not_say_its_step_is_refused(tmp_path, facts):
+    checkpoint.save_state(tmp_path, 2, {"a": torch.ones(2)}, facts)
     assert "state.json is damaged" in refusal(checkpoint.load_state, tmp_path)
 
 

@@ -3,15 +3,22 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from regard import device
+from regard.errors import ConfigError
 
 
 def test_a_wish_is_granted():
     assert device.precision(torch.device("cpu"), "bfloat16") == torch.bfloat16
     assert device.precision(torch.device("cpu"), "float32") == torch.float32
     assert device.choose("cpu") == torch.device("cpu")
+
+
+def test_a_device_that_holds_no_numbers_is_refused():
+    with pytest.raises(ConfigError, match=r"the device 'meta' cannot be used: .* Choose auto, cpu, cuda or mps"):
+        device.choose("meta")
 
 
 def test_without_announced_bfloat16_nothing_is_measured(monkeypatch):

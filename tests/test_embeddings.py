@@ -67,6 +67,7 @@ WIDTH = r"vectors\.txt holds vectors of {} numbers, but the embedding is 2 wide\
         ("b 1 2", r"no word of .*vectors\.txt is in the vocabulary: nothing was loaded\. Is it the same language and"),
         ("a 1 2\n4 1 x", r"vectors\.txt:2 is not a word and 2 numbers: could not convert string to float: 'x'\."),
         ("", r"vectors\.txt is empty\."),
+        ("5 ²", WIDTH.format(1)),
         (b"\xef\xbb\xbf\n", WIDTH.format(-1)),
     ],
 )

@@ -322,6 +322,25 @@ def test_a_frame_that_a_translator_has_not(tmp_path):
     refused(tmp_path / "theirs", r"expected only the end behind it \(eos_token_id, which is 0\)")
 
 
+@pytest.mark.parametrize("count", ["Infinity", "NaN", "0"])
+def test_kinds_of_tokens_that_cannot_be_counted(tmp_path, count):
+    there = tmp_path / "theirs"
+    bert(there)
+    path = there / "config.json"
+    path.write_text(path.read_text().replace('"type_vocab_size": 2', f'"type_vocab_size": {count}'))
+    refused(there, r"theirs: type_vocab_size is .*, expected at least 1\.")
+
+
+def test_a_tokenizer_that_cannot_read(tmp_path):
+    there = tmp_path / "theirs"
+    bert(there)
+    path = there / "tokenizer.json"
+    tree = json.loads(path.read_text())
+    tree["model"]["unk_token"] = "[NOBODY]"
+    path.write_text(json.dumps(tree))
+    refused(there, r"theirs: the tokenizer cannot read letters and digits: ")
+
+
 def test_a_tensor_under_two_names(tmp_path):
     there, name = tmp_path / "theirs", "encoder.layer.0.output.dense.weight"
     bert(there)

@@ -365,6 +365,8 @@ def test_settings_come_from_changes():
         server_settings(["serve.prt=1"])
     with pytest.raises(ConfigError, match=r"setting serve\.port is 70000: "):
         server_settings(["serve.port=70000"])
+    with pytest.raises(ConfigError, match=r"setting serve\.timeout is inf: Input should be a finite number"):
+        server_settings(["serve.timeout=inf"])
     with pytest.raises(ConfigError, match=r"setting serve\.keys\.0: ") as refused:
         server_settings(["serve.keys=[123456]"])
     assert "123456" not in str(refused.value)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import random
 import tarfile
 
 import pytest
@@ -112,6 +113,29 @@ def test_an_archive_that_ends_too_soon(tmp_path):
     path.write_bytes(path.read_bytes()[:1500])
     with pytest.raises(DataError, match=r"babi\.tar is a damaged archive: .*\. Get it again\."):
         read_files(StoryData(kind="babi", train=(str(path),)))
+
+
+@pytest.mark.parametrize("damage", [lambda raw: raw[: len(raw) // 2], lambda raw: raw[:-9000] + b"xyz" + raw[-8997:]])
+def test_a_packed_archive_that_is_damaged(tmp_path, damage):
+    path = tmp_path / "babi.tar.xz"
+    with tarfile.open(path, "w:xz") as archive:
+        for name in ("qa1_a_train.txt", "qa2_b_train.txt"):
+            entry = tarfile.TarInfo(name)
+            entry.size = 90_000
+            archive.addfile(entry, io.BytesIO(random.Random(name).randbytes(90_000)))
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DataError, match=r"babi\.tar\.xz is a damaged archive: .*\. Get it again\."):
+        read_files(StoryData(kind="babi", train=(str(path),)))
+
+
+def test_a_task_of_many_digits_is_none(tmp_path):
+    path = tmp_path / "babi.tar"
+    with tarfile.open(path, "w") as archive:
+        for name in ("qa1_a_train.txt", f"qa{'1' * 5000}_b_train.txt"):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(STORY)
+            archive.addfile(entry, io.BytesIO(STORY.encode()))
+    assert len(examples(StoryData(kind="babi", train=(str(path),)))) == 3
 
 
 def test_what_is_not_a_story(tmp_path):

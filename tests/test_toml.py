@@ -206,6 +206,8 @@ def test_rotary_positions_need_even_heads(read):
         ("a.b=x=y", "x=y"),
         ("a.b=", ""),
         (" a.b =3", 3),
+        ("a.b=" + "[" * 100_000, "[" * 100_000),
+        ("a.b=" + "1" * 5000, "1" * 5000),
     ],
 )
 def test_change_is_toml_or_plain_text(change, value):
@@ -261,7 +263,9 @@ def test_directory_is_no_settings_file(tmp_path):
     )
 
 
-@pytest.mark.parametrize("content", [b"no toml", b"a = 1\na = 2", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content", [b"no toml", b"a = 1\na = 2", b"\xff\xfe", b"a = " + b"[" * 100_000, b"a = " + b"1" * 5000]
+)
 def test_file_that_is_not_toml_is_refused(tmp_path, content):
     path = tmp_path / "bad.toml"
     path.write_bytes(content)

@@ -6,6 +6,7 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,12 +18,12 @@ import torch.nn.functional as F
 from conftest import TINY, tiny, train_tiny
 
 from regard.batch import Pair, collate, epoch, updates
-from regard.checkpoint import load_state, load_tensors
+from regard.checkpoint import load_state, load_tensors, save_state
 from regard.config import TrainConfig
 from regard.errors import ConfigError, DataError, RunError, TrainError
 from regard.files import Example
 from regard.predict import load
-from regard.run import build_model, fit, fresh, prepare, resumed, spread
+from regard.run import build_model, fit, forget_after, fresh, prepare, resumed, spread
 from regard.toml import changed, read
 from regard.train import Event, append, awake, learn, optimizer_of, rate, train
 
@@ -183,7 +184,7 @@ def test_a_loss_that_is_not_a_number_stops_with_advice(tmp_path):
 
 def test_patience_ends_training_and_the_best_is_kept(tmp_path):
     prepared = fresh(tiny("train.steps=100", "train.validate_every=2", "train.patience=2"), tmp_path / "run")
-    scores = iter([5.0, 9.0, 7.0, 8.0])
+    scores = iter([math.nan, 9.0, 7.0, 8.0])  # any number is better than none
     progress = train(
         build_model(prepared),
         prepared.batches,
@@ -218,6 +219,34 @@ def test_the_kept_model_is_the_mean_of_the_last_checkpoints(tmp_path):
         torch.testing.assert_close(tensor, (raw[-1][f"model.{name}"] + raw[-2][f"model.{name}"]) / 2)
         assert torch.equal(tensor, seen[-1][name])
     assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda tensors, facts: facts.update(color="red"),
+        lambda tensors, facts: tensors.pop("random"),
+        lambda tensors, facts: tensors.update({"optimizer.first.step": torch.ones(1)}),
+        lambda tensors, facts: tensors.update({"random": torch.ones(3)}),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(tmp_path, tiny_run, damage):
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run)
+    tensors, facts = load_state(run)
+    damage(tensors, facts)
+    shutil.rmtree(run / "state")
+    save_state(run, facts["step"], tensors, facts)
+    prepared = resumed(run)
+    with pytest.raises(RunError, match=r"run/state is damaged: "):
+        fit(prepared, run, lambda event: None, device="cpu")
+
+
+def test_metrics_that_are_no_text_are_forgotten(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n\xff\xfe\n{"step": 3}\n')
+    forget_after(path, 2)
+    assert path.read_text() == '{"step": 1}\n'
 
 
 def test_validation_decodes_and_shows_samples(tmp_path):

@@ -170,7 +170,8 @@ def load_state(run: Path) -> tuple[Tensors, dict[str, Any]] | None:
         return None
     try:
         facts = json.loads((places[-1] / "state.json").read_bytes())
-        int(facts["step"])
+        if type(facts["step"]) is not int:
+            raise TypeError(f"its step is {facts['step']!r}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{places[-1]}/state.json is damaged: {error}.") from error
     return load_tensors(places[-1] / "state.safetensors"), facts

@@ -16,7 +16,7 @@ def choose(name: str = "auto") -> torch.device:
     if name != "auto":
         try:
             device = torch.device(name)
-            torch.empty(0, device=device)
+            torch.empty(1, device=device).item()
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).splitlines()[0][:100]
             raise ConfigError(

@@ -26,7 +26,7 @@ def load(table: nn.Embedding, path: str, find: Callable[[str], int | None]) -> i
     parted = ((number, line.decode("utf-8", "replace").rstrip().split(" ")) for number, line in enumerate(raw, 1))
     lines: Iterator[tuple[int, list[str]]] = (pair for pair in parted if pair[1] != [""])
     first, header = next(lines, (1, []))
-    if len(header) == 2 and size != 1 and all(part.isdigit() for part in header):
+    if len(header) == 2 and size != 1 and all(part.isdecimal() for part in header):
         width = int(header[1])
     else:
         width, lines = len(header) - 1, itertools.chain([(first, header)], lines)

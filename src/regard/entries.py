@@ -121,7 +121,10 @@ def specials(given: Given, form: Form, reading: Reading) -> tuple[list[int | Non
 
 def frame(tokenizer: Tokenizer, where: Path) -> tuple[list[int], list[int]]:
     """What a tokenizer puts before and behind every text."""
-    found = tokenizer.encode("a the 1 2 3 x y z")
+    try:
+        found = tokenizer.encode("a the 1 2 3 x y z")
+    except Exception as error:  # the library has no other name for it
+        raise DataError(f"{where}: the tokenizer cannot read letters and digits: {error}.") from error
     inside = [place for place, added in enumerate(found.special_tokens_mask) if not added]
     if not found.ids:
         return [], []

@@ -7,6 +7,7 @@ other numbers than transformers is refused.
 
 import importlib.util
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -272,10 +273,10 @@ class Adoption:
         context, size = self.reading.context, shape[1]
         match self.given.tree["model_type"]:
             case "bert":
-                kinds = self.take(
-                    "embeddings.token_type_embeddings.weight",
-                    (int(number(self.given.tree, "type_vocab_size", 2)), size),
-                )
+                count = number(self.given.tree, "type_vocab_size", 2)
+                if not 1 <= count < math.inf:
+                    raise DataError(f"{self.given.where}: type_vocab_size is {count}, expected at least 1.")
+                kinds = self.take("embeddings.token_type_embeddings.weight", (int(count), size))
                 return self.take("embeddings.position_embeddings.weight", (context, size)) + kinds[0]
             case "gpt2":
                 return self.take("wpe.weight", (context, size))

@@ -8,6 +8,7 @@ import csv
 import gzip
 import io
 import json
+import lzma
 import re
 import tarfile
 import zlib
@@ -311,11 +312,11 @@ def story_files(path: str, settings: StoryData) -> Iterator[tuple[str, bytes]]:
                 file = archive.extractfile(member)
                 if file is not None and (not settings.tasks or task in settings.tasks):
                     yield f"{path}/{Path(member.name).name}", file.read()
-    except tarfile.TarError as error:
+    except (tarfile.TarError, OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise DataError(f"{path} is a damaged archive: {error}. Get it again.") from error
 
 
-TASK = re.compile(r"qa(\d+)_.*train")
+TASK = re.compile(r"qa(\d{1,9})_.*train")
 
 
 def answers(path: str, obtain: str) -> Iterator[Example | tuple[str, str]]:

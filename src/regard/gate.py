@@ -107,7 +107,7 @@ class Gate:
             413, f"the body has more than {most:,} bytes, which is the most that is taken. Split it."
         )
         length = headers.get("content-length", "0")
-        if length.isdigit() and (len(length) > 18 or int(length) > most):
+        if length.isdecimal() and (len(length) > 18 or int(length) > most):
             raise too_large
         chunks, size, more = [], 0, True
         try:

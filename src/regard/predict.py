@@ -49,8 +49,8 @@ class Output(NamedTuple):
         return found | ({"span": list(self.span)} if self.span else {})
 
 
-EMPTY = [Output("", 0.0, [])]
-"""The answers to an empty text."""
+EMPTY = Output("", 0.0, [])
+"""The answer to an empty text."""
 CELLS = 2**26
 """Probabilities that one step gives at most: hypotheses times the vocabulary, in 256 MB."""
 Answered = tuple[int, list[Output]] | None
@@ -123,7 +123,7 @@ class Predictor:
     ) -> Iterator[Answered]:
         """The place of each source, as `encode` gives them, and its answers, as soon as it has them; None whenever a
         step is done."""
-        yield from ((place, EMPTY) for place, source in enumerate(sources) if not source.ids)
+        yield from ((place, [EMPTY]) for place, source in enumerate(sources) if not source.ids)
         order = sorted((i for i in range(len(sources)) if sources[i].ids), key=lambda i: len(sources[i].ids))
         rows = max(1, CELLS // (max(best, settings.beam) * self.target.size))
         for group in grouped(order, [one.ids for one in sources], budget, rows):

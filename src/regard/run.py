@@ -345,7 +345,7 @@ def resumed(run: str | Path) -> Prepared:
 def forget_after(path: Path, step: int) -> None:
     """Drop the metrics of steps that will be made again."""
     if path.exists():
-        kept = [line for line in path.read_text(encoding="utf-8").splitlines() if known(line) <= step]
+        kept = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if known(line) <= step]
         replace(path, "".join(f"{line}\n" for line in kept).encode())
 
 

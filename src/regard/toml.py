@@ -47,7 +47,7 @@ def parse(path: Path, changes: Iterable[str] = ()) -> Config:
     """Read and check one TOML file."""
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, and numbers that are too long
         raise ConfigError(f"{path} is not TOML: {error}.") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
@@ -71,7 +71,7 @@ def merge(tree: dict[str, Any], changes: Iterable[str]) -> dict[str, Any]:
         try:
             parsed = tomllib.loads(f"value = {text}")
             value = parsed["value"] if len(parsed) == 1 else text
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             value = text
         *groups, last = name.strip().split(".")
         place = tree

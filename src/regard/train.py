@@ -204,7 +204,7 @@ def validated(
     fill(model, current, folder)
     value = next(iter(score.values()))
     progress.worse += 1
-    if progress.best is None or better(value, progress.best):
+    if progress.best is None or math.isnan(progress.best) or better(value, progress.best):
         progress.best, progress.best_step, progress.worse = value, progress.step, 0
         save_weights(run / "model.safetensors", mean, progress.step)
     report(Event("validation", progress.step, {**score, "best": progress.best, "best_step": progress.best_step}))
@@ -239,14 +239,17 @@ def resume(model: Trainable, optimizer: torch.optim.Optimizer, run: Path) -> Pro
     for name, tensor in tensors.items():
         owner, _, rest = name.partition(".")
         groups.setdefault(owner, {})[rest] = tensor
-    fill(model, groups["model"], run / "state")
+    fill(model, groups.get("model", {}), run / "state")
     state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in groups.get("optimizer", {}).items():
-        number, _, rest = name.partition(".")
-        state.setdefault(int(number), {})[rest] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    torch.set_rng_state(tensors["random"])
-    return Progress(**facts)
+    try:
+        for name, tensor in groups.get("optimizer", {}).items():
+            number, _, rest = name.partition(".")
+            state.setdefault(int(number), {})[rest] = tensor
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        torch.set_rng_state(tensors["random"])
+        return Progress(**facts)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise RunError(f"{run}/state is damaged: {error}. Train anew, or put another copy of it there.") from error
 
 
 def append(path: Path, event: Event) -> None:

@@ -19,7 +19,8 @@ from pydantic import Field, field_validator
 
 from regard.settings import Count, Settings
 
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NoneOrMore = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class ServeSettings(Settings):
@@ -45,11 +46,11 @@ class ServeSettings(Settings):
     """Seconds that a request may wait for its answer."""
     read_timeout: Seconds = 10.0
     """Seconds in which a client must have sent its request."""
-    linger: Annotated[float, Field(ge=0)] = 0.5
+    linger: NoneOrMore = 0.5
     """Seconds after SIGTERM in which newcomers are still told, with status 503, that the server stops."""
     batch_items: Count = 64
     """Texts decoded together."""
-    wait_ms: Annotated[float, Field(ge=0)] = 2.0
+    wait_ms: NoneOrMore = 2.0
     """A batch is closed when nobody has joined it for so long."""
     threads: Count | None = None
     """Of the model, in each process; None: as torch chooses, dealt out to the processes."""
