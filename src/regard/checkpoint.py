@@ -63,6 +63,16 @@ def saving(path: Path, clean: Callable[[], Any]) -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def folder_made(place: Path) -> Iterator[Path]:
+    """A folder beside its place, which gets its name when it is whole."""
+    beside = place.with_name(f".{place.name}.{os.getpid()}.part")
+    with saving(place, lambda: shutil.rmtree(beside, ignore_errors=True)):
+        beside.mkdir(parents=True, exist_ok=True)
+        yield beside
+        os.replace(beside, place)
+
+
 def free(folder: Path) -> Path:
     """The whole path of a folder that is to be made; nothing that is there is overwritten."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -150,14 +160,12 @@ def load_vocabularies(run: Path) -> tuple[Vocabulary, Vocabulary | None]:
 def save_state(run: Path, step: int, tensors: Tensors, facts: dict[str, Any]) -> None:
     """Save all that resuming needs, then let go of what was saved before."""
     folder = run / "state"
-    place, beside = folder / f"{step:09d}", folder / f".{step:09d}.part"
+    place = folder / f"{step:09d}"
     if place.exists():  # saved already, and whole: as when Ctrl-C comes right behind a save
         return
-    with saving(place, lambda: shutil.rmtree(beside, ignore_errors=True)):
-        beside.mkdir(parents=True, exist_ok=True)
+    with folder_made(place) as beside:
         flush(beside / "state.safetensors", save(tensors))
         flush(beside / "state.json", json.dumps(facts).encode())
-        os.replace(beside, place)
     for other in folder.iterdir():
         if other.name != place.name:
             shutil.rmtree(other, ignore_errors=True)

@@ -76,13 +76,13 @@ def check(
 
     Example: `regard check numbers --set data.language=ko`
     """
-    from regard.console import say, show_facts, show_ledgers
+    from regard.console import say, show_ledgers
     from regard.run import doubts, prepare
     from regard.toml import read
 
     prepared = prepare(read(name, changes or ()))
     show_ledgers(prepared.splits.ledgers, say)
-    show_facts(prepared.facts(), say)
+    say(prepared.facts())
     for doubt in doubts(prepared):
         say(f"warning: {doubt}")
     for example in prepared.splits.train[:3]:

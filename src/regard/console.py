@@ -41,20 +41,6 @@ def show_ledgers(ledgers: dict[str, Ledger], say: Callable[[str], None]) -> None
                 say(line)
 
 
-def show_facts(facts: dict[str, Any], say: Callable[[str], None]) -> None:
-    """Sizes before training."""
-    both = " / ".join
-    if "documents" in facts:
-        counts = f"{facts['documents']:,} documents of {facts['tokens'][0]:,} tokens"
-        say(f"vocabulary {facts['vocabulary'][0]:,}; {counts}; {facts['batches']:,} batches an epoch")
-        return
-    say(
-        f"vocabulary {both(f'{n:,}' for n in facts['vocabulary'])}; tokens {both(f'{n:,}' for n in facts['tokens'])} "
-        f"(source / target); median length {both(map(str, facts['median length']))}, longest "
-        f"{both(map(str, facts['longest']))}; {facts['batches']:,} batches an epoch, {facts['padding']:.1%} padding"
-    )
-
-
 class Training:
     """Reports a training: a bar in a terminal, a line now and then elsewhere, everything worth keeping in log.txt."""
 
@@ -172,15 +158,6 @@ def show_evaluation(found: Evaluation) -> None:
         out.print(f"{name}: {signature}", style="dim", soft_wrap=True, markup=False)
 
 
-def numbers(tree: Any) -> Any:
-    """A tree whose numbers JSON can say: what is not finite is null."""
-    if isinstance(tree, dict):
-        return {name: numbers(inner) for name, inner in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [numbers(inner) for inner in tree]
-    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
-
-
 def show_table(table: Table) -> None:
     """A table in its full width: in a narrow place lines may wrap, but no number is cut."""
     wide = Console(highlight=False, emoji=False, width=10_000)
@@ -192,7 +169,7 @@ def trained(prepared: Any, run: Path, device: str) -> None:
     """Train with everything a person at a terminal wants around it."""
     with Training(prepared.config, run) as view, interruptible() as stop:
         show_ledgers(prepared.splits.ledgers, view.say)
-        show_facts(prepared.facts(), view.say)
+        view.say(prepared.facts())
         progress = fit(prepared, run, view, device=device, stop=stop)
         if stop():
             name = shlex.quote(str(run))

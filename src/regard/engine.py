@@ -1,6 +1,5 @@
 """Our weights in CTranslate2's form (fast.py decodes with them)."""
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
-from regard.checkpoint import free, saving
+from regard.checkpoint import folder_made, free
 from regard.config import BlockConfig
 from regard.errors import ConfigError
 from regard.models import Copying, Language, Transformer
@@ -52,14 +51,11 @@ def write(predictor: Predictor, run: Path, folder: Path, quantization: str) -> N
     spec = described(predictor)
     spec.validate()
     spec.optimize(quantization=quantization)
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    with saving(folder, lambda: shutil.rmtree(beside, ignore_errors=True)):
-        beside.mkdir(parents=True)
+    with folder_made(folder) as beside:
         spec.save(str(beside))
         for name in ("config.toml", "tokenizer.json", "tokenizer.target.json"):
             if (run / name).exists():
                 shutil.copyfile(run / name, beside / name)
-        os.replace(beside, folder)
 
 
 def described(predictor: Predictor) -> Any:

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -230,14 +230,20 @@ def measured(
 
 def perplexity(predictor: Predictor, examples: Sequence[Example]) -> float:
     """exp of the mean surprise, in nats a token, of the targets (their <eos> counts); nan if none can be given."""
-    text = predictor.config.text.model_copy(update={"longer": "cut"})
-    pairs = encode(examples, predictor.source, predictor.target, text, Ledger(), predictor.config.model)
-    order = epoch(pairs, predictor.config.train.batch_tokens, 0, 0)
-    nats, _ = surprise(predictor, [collate([pairs[i] for i in indices]) for indices in order])
+    nats, _ = surprise(predictor, batches(predictor, examples))
     return math.exp(min(nats, 700.0))
 
 
-def surprise(predictor: Predictor, batches: Sequence[Batch]) -> tuple[float, int]:
+def batches(predictor: Predictor, examples: Sequence[Example]) -> Iterator[Batch]:
+    """Examples as batches where the model is; what is too long is cut."""
+    config, device = predictor.config, next(predictor.model.parameters()).device
+    text = config.text.model_copy(update={"longer": "cut"})
+    pairs = encode(examples, predictor.source, predictor.target, text, Ledger(), config.model)
+    for indices in epoch(pairs, config.train.batch_tokens, 0, 0):
+        yield Batch(*(tensor.to(device) for tensor in collate([pairs[i] for i in indices])))
+
+
+def surprise(predictor: Predictor, batches: Iterable[Batch]) -> tuple[float, int]:
     """The mean surprise of all answers in nats, and their number."""
     device = next(predictor.model.parameters()).device
     total, count = 0.0, 0
@@ -252,16 +258,8 @@ def surprise(predictor: Predictor, batches: Sequence[Batch]) -> tuple[float, int
 def temperature(predictor: Predictor, examples: Sequence[Example]) -> float:
     """What logits are best divided by: of two hundred numbers between 1/2 and 8, the one with the least surprise.
     None is smaller: few examples that are all right would make it sure of everything."""
-    config = predictor.config
-    text = config.text.model_copy(update={"longer": "cut"})
-    pairs = encode(examples, predictor.source, predictor.target, text, Ledger(), config.model)
-    order = epoch(pairs, config.train.batch_tokens, 0, 0)
-    device = next(predictor.model.parameters()).device
-    found = []
     with torch.inference_mode():
-        for batch in (collate([pairs[i] for i in indices]) for indices in order):
-            logits = predictor.model(Batch(*(tensor.to(device) for tensor in batch)))
-            found.append((logits.float().cpu(), batch.answer))
+        found = [(predictor.model(batch).float(), batch.answer) for batch in batches(predictor, examples)]
 
     def surprise(choice: float) -> float:
         if single(predictor):
@@ -283,14 +281,14 @@ def modelled(predictor: Predictor, examples: Sequence[Example], metrics: Sequenc
         stream = stream[:-1]  # the text ends where the split does, not where the author ended it
     width = config.text.max_length
     rows = [stream[start : start + width + 1] for start in range(0, len(stream) - 1, width)]
-    batches = []
+    made = []
     most = max(1, min(32, config.train.batch_tokens // width))
     for start in range(0, len(rows), most):
         part = rows[start : start + most]
         fed, wanted = padded([row[:-1] for row in part]), padded([row[1:] for row in part])
         wanted = wanted.masked_fill(wanted == BOS, PAD)  # nobody writes it: foreseeing it is no merit
-        batches.append(Batch(fed[:, :0], torch.zeros(len(part), dtype=torch.long), fed, wanted))
-    nats, count = surprise(predictor, batches)
+        made.append(Batch(fed[:, :0], torch.zeros(len(part), dtype=torch.long), fed, wanted))
+    nats, count = surprise(predictor, made)
     size = sum(len(example.target.encode("utf-8", "surrogatepass")) for example in examples)
     figures = {"nats": nats, "perplexity": math.exp(min(nats, 700.0)), "bpb": nats * count / math.log(2) / size}
     return {metric: figures[metric] for metric in metrics}

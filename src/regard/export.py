@@ -1,8 +1,6 @@
 """A run as a directory that transformers opens, wherever it has an architecture with the same numbers."""
 
 import json
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from regard.checkpoint import Tensors, flush, free, saving, weights
+from regard.checkpoint import Tensors, flush, folder_made, free, weights
 from regard.config import (
     BlockConfig,
     ClassifierConfig,
@@ -25,7 +23,7 @@ from regard.config import (
 )
 from regard.errors import ConfigError
 from regard.exchange import DEAD
-from regard.forms import ACTIVATIONS, FORMS, Tree, apart, halves, rows, theirs
+from regard.forms import ACTIVATIONS, FORMS, SETTINGS, Tree, apart, halves, rows, theirs
 from regard.position import sinusoidal
 from regard.predict import load
 from regard.quantised import framing
@@ -69,12 +67,9 @@ def export(run: Path, folder: Path, tell: Callable[[str], None] = lambda line: N
     }
     if kind == "bert":
         del files["generation_config.json"]
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    with saving(folder, lambda: shutil.rmtree(beside, ignore_errors=True)):
-        beside.mkdir(parents=True)
+    with folder_made(folder) as beside:
         for name, data in files.items():
             flush(beside / name, data)
-        os.replace(beside, folder)
     if dead:
         tell(
             f"{len(dead)} entries that this run never writes take part in the softmax there (Llama's output has no "
@@ -263,50 +258,33 @@ def settings(kind: str, config: Config, vocab: int, apart: bool) -> Tree:
         "architectures": [CLASSES[kind]], "model_type": kind, "dtype": "float32", "vocab_size": vocab,
         "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "tie_word_embeddings": not apart,
     }  # fmt: skip
-    sizes = {
-        "hidden_size": model.size, "intermediate_size": model.feedforward, "num_attention_heads": model.heads,
-        "hidden_act": NAMES[model.activation], "max_position_embeddings": config.text.max_length,
-        "num_hidden_layers": getattr(model, "layers", None),
-    }  # fmt: skip
+    named = SETTINGS.get(kind, SETTINGS["seq2seq"])
+    own = {theirs: getattr(model, ours) for ours, (theirs, *_) in named.items()}
+    own[named["activation"][0]] = NAMES[model.activation]
+    own["max_position_embeddings"] = config.text.max_length
     rope = {"rope_theta": model.rotary_base, "rope_type": "default"}
     match kind:
         case "bert":
-            own = {**sizes, "layer_norm_eps": model.epsilon, "type_vocab_size": 2, "hidden_dropout_prob": model.dropout}
-            own["max_position_embeddings"] = config.text.max_length + 2
+            own |= {"type_vocab_size": 2, "max_position_embeddings": config.text.max_length + 2}
         case "gpt2":
-            own = {
-                "n_embd": model.size, "n_inner": model.feedforward, "n_head": model.heads, "n_layer": model.layers,
-                "n_positions": config.text.max_length, "layer_norm_epsilon": model.epsilon,
-                "activation_function": NAMES[model.activation],
-                **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), model.dropout),
-            }  # fmt: skip
+            own |= {"n_positions": config.text.max_length, "embd_pdrop": model.dropout, "attn_pdrop": model.dropout}
         case "gpt_neox":
-            own = {
-                **sizes, "layer_norm_eps": model.epsilon, "use_parallel_residual": False, "rotary_pct": 1.0,
-                "rotary_emb_base": model.rotary_base, "rope_parameters": rope | {"partial_rotary_factor": 1.0},
+            own |= {
+                "use_parallel_residual": False, "rotary_pct": 1.0, "rotary_emb_base": model.rotary_base,
+                "rope_parameters": rope | {"partial_rotary_factor": 1.0},
             }  # fmt: skip
         case "llama":
-            own = {
-                **sizes, "rms_norm_eps": model.epsilon, "num_key_value_heads": model.key_heads or model.heads,
-                "attention_bias": model.bias, "mlp_bias": model.bias, "rope_theta": model.rotary_base,
-                "rope_parameters": rope,
+            own |= {
+                "num_key_value_heads": model.key_heads or model.heads, "attention_bias": model.bias,
+                "mlp_bias": model.bias, "rope_theta": model.rotary_base, "rope_parameters": rope,
             }  # fmt: skip
         case _:
-            own = seq2seq_settings(config)
+            own |= {
+                "decoder_ffn_dim": model.feedforward, "decoder_attention_heads": model.heads,
+                "scale_embedding": model.embedding_scale, "max_position_embeddings": longest(config),
+                "is_encoder_decoder": True, "decoder_start_token_id": BOS, "forced_eos_token_id": EOS,
+            }  # fmt: skip
     return base | own
-
-
-def seq2seq_settings(config: Config) -> Tree:
-    """What config.json says of an encoder-decoder."""
-    model: Any = config.model
-    return {
-        "d_model": model.size, "encoder_layers": model.encoder_layers, "decoder_layers": model.decoder_layers,
-        **{f"{stack}_ffn_dim": model.feedforward for stack in ("encoder", "decoder")},
-        **{f"{stack}_attention_heads": model.heads for stack in ("encoder", "decoder")},
-        "activation_function": NAMES[model.activation], "scale_embedding": model.embedding_scale,
-        "max_position_embeddings": longest(config), "dropout": model.dropout, "is_encoder_decoder": True,
-        "decoder_start_token_id": BOS, "forced_eos_token_id": EOS,
-    }  # fmt: skip
 
 
 def generation(kind: str, config: Config, dead: list[int]) -> Tree:

@@ -202,42 +202,52 @@ def activation(tree: Tree, name: str, default: str) -> str:
     return ACTIVATIONS[value]
 
 
+COMMON = {
+    "size": ("hidden_size",), "feedforward": ("intermediate_size",), "heads": ("num_attention_heads",),
+    "layers": ("num_hidden_layers",), "activation": ("hidden_act", "gelu"),
+}  # fmt: skip
+SETTINGS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "bert": COMMON | {"epsilon": ("layer_norm_eps", 1e-12), "dropout": ("hidden_dropout_prob", 0.1)},
+    "gpt2": {
+        "size": ("n_embd",), "feedforward": ("n_inner", 0), "heads": ("n_head",), "layers": ("n_layer",),
+        "activation": ("activation_function", "gelu_new"), "epsilon": ("layer_norm_epsilon", 1e-5),
+        "dropout": ("resid_pdrop", 0.1),
+    },
+    "gpt_neox": COMMON | {"epsilon": ("layer_norm_eps", 1e-5), "dropout": ("hidden_dropout", 0.0)},
+    "llama": COMMON | {"activation": ("hidden_act", "silu"), "epsilon": ("rms_norm_eps", 1e-6)},
+    "seq2seq": {
+        "size": ("d_model",), "feedforward": ("encoder_ffn_dim",), "heads": ("encoder_attention_heads",),
+        "encoder_layers": ("encoder_layers",), "decoder_layers": ("decoder_layers",),
+        "activation": ("activation_function", "gelu"), "dropout": ("dropout", 0.1),
+    },
+}  # fmt: skip
+"""Our settings -> theirs, and their default if they have one."""
+
+
+def named(tree: Tree, kind: str, **more: Any) -> Tree:
+    """Our settings of a model, of those that SETTINGS names and others."""
+    names = SETTINGS[kind].items()
+    return {ours: (activation if ours == "activation" else number)(tree, *theirs) for ours, theirs in names} | more
+
+
 def read_bert(tree: Tree) -> Reading:
     """BERT, MiniLM."""
     only(tree, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
-    model = {
-        "size": number(tree, "hidden_size"),
-        "feedforward": number(tree, "intermediate_size"),
-        "heads": number(tree, "num_attention_heads"),
-        "layers": number(tree, "num_hidden_layers"),
-        "norm": "post",
-        "epsilon": number(tree, "layer_norm_eps", 1e-12),
-        "activation": activation(tree, "hidden_act", "gelu"),
-        "positions": "learned",
-        "embedding_scale": False,
-        "embedding_norm": True,
-        "dropout": number(tree, "hidden_dropout_prob", 0.1),
-    }
+    model = named(tree, "bert", norm="post", positions="learned", embedding_scale=False, embedding_norm=True)
     return Reading(model, number(tree, "vocab_size"), number(tree, "max_position_embeddings", 512))
 
 
 def read_gpt2(tree: Tree) -> Reading:
     """GPT-2."""
     only(tree, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
-    size = number(tree, "n_embd")
-    model = {
-        "size": size,
-        "feedforward": number(tree, "n_inner", 4 * size),
-        "heads": number(tree, "n_head"),
-        "layers": number(tree, "n_layer"),
-        "epsilon": number(tree, "layer_norm_epsilon", 1e-5),
-        "activation": activation(tree, "activation_function", "gelu_new"),
-        "positions": "learned",
-        "embedding_scale": False,
-        "dropout": number(tree, "resid_pdrop", 0.1),
-        "tied": bool(tree.get("tie_word_embeddings", True)),
-    }
+    model = named(tree, "gpt2", positions="learned", embedding_scale=False, tied=tied(tree, True))
+    model["feedforward"] = model["feedforward"] or 4 * model["size"]
     return Reading(model, number(tree, "vocab_size"), number(tree, "n_positions", 1024))
+
+
+def tied(tree: Tree, default: bool = False) -> bool:
+    """Whether the output is the embedding."""
+    return bool(tree.get("tie_word_embeddings", default))
 
 
 def rotary_base(tree: Tree, name: str = "rope_theta") -> float:
@@ -256,19 +266,8 @@ def read_neox(tree: Tree) -> Reading:
     only({"rotary_pct": rope.get("partial_rotary_factor", tree.get("rotary_pct", 0.25))}, rotary_pct=1.0)
     if "use_parallel_residual" not in tree:
         raise DataError("config.json: use_parallel_residual is not given, that is true; only false has an equal here.")
-    model = {
-        "size": number(tree, "hidden_size"),
-        "feedforward": number(tree, "intermediate_size"),
-        "heads": number(tree, "num_attention_heads"),
-        "layers": number(tree, "num_hidden_layers"),
-        "epsilon": number(tree, "layer_norm_eps", 1e-5),
-        "activation": activation(tree, "hidden_act", "gelu"),
-        "positions": "rotary",
-        "rotary_base": rotary_base(tree, "rotary_emb_base"),
-        "embedding_scale": False,
-        "dropout": number(tree, "hidden_dropout", 0.0),
-        "tied": bool(tree.get("tie_word_embeddings", False)),
-    }
+    base = rotary_base(tree, "rotary_emb_base")
+    model = named(tree, "gpt_neox", positions="rotary", rotary_base=base, embedding_scale=False, tied=tied(tree))
     return Reading(model, number(tree, "vocab_size"), number(tree, "max_position_embeddings", 2048))
 
 
@@ -283,23 +282,11 @@ def read_llama(tree: Tree) -> Reading:
     bias = {"q_proj": bool(tree.get("attention_bias", kind == "qwen2")), "o_proj": bool(tree.get("attention_bias"))}
     bias["mlp"] = bool(tree.get("mlp_bias"))
     absent = ("o_proj",) * (not bias["o_proj"]) + ("gate_proj", "up_proj", "down_proj") * (not bias["mlp"])
-    model = {
-        "size": size,
-        "feedforward": number(tree, "intermediate_size"),
-        "heads": heads,
-        "key_heads": number(tree, "num_key_value_heads", heads),
-        "layers": number(tree, "num_hidden_layers"),
-        "norm_kind": "rms",
-        "epsilon": number(tree, "rms_norm_eps", 1e-6),
-        "activation": activation(tree, "hidden_act", "silu"),
-        "gated": True,
-        "positions": "rotary",
-        "rotary_base": rotary_base(tree),
-        "bias": any(bias.values()),
-        "embedding_scale": False,
-        "dropout": 0.0,
-        "tied": bool(tree.get("tie_word_embeddings", False)),
-    }
+    model = named(
+        tree, "llama", key_heads=number(tree, "num_key_value_heads", heads), norm_kind="rms", gated=True,
+        positions="rotary", rotary_base=rotary_base(tree), bias=any(bias.values()), embedding_scale=False, dropout=0.0,
+        tied=tied(tree),
+    )  # fmt: skip
     absent += ("q_proj", "k_proj", "v_proj") * (not bias["q_proj"])
     return Reading(model, number(tree, "vocab_size"), context, absent)
 
@@ -314,19 +301,10 @@ def read_seq2seq(tree: Tree) -> Reading:
             )
     vocab = number(tree, "vocab_size")
     only(tree, share_encoder_decoder_embeddings=True, decoder_vocab_size=vocab, tie_word_embeddings=True)
-    model = {
-        "size": number(tree, "d_model"),
-        "feedforward": number(tree, "encoder_ffn_dim"),
-        "heads": number(tree, "encoder_attention_heads"),
-        "encoder_layers": number(tree, "encoder_layers"),
-        "decoder_layers": number(tree, "decoder_layers"),
-        "norm": "pre" if kind in ("pegasus", "mbart") else "post",
-        "activation": activation(tree, "activation_function", "gelu"),
-        "positions": "learned",
-        "embedding_scale": bool(tree.get("scale_embedding", False)),
-        "embedding_norm": kind in ("bart", "mbart"),
-        "dropout": number(tree, "dropout", 0.1),
-    }
+    model = named(
+        tree, "seq2seq", norm="pre" if kind in ("pegasus", "mbart") else "post", positions="learned",
+        embedding_scale=bool(tree.get("scale_embedding", False)), embedding_norm=kind in ("bart", "mbart"),
+    )  # fmt: skip
     return Reading(model, vocab, number(tree, "max_position_embeddings", 1024))
 
 

@@ -2,9 +2,9 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 
@@ -54,27 +54,24 @@ class Prepared(NamedTuple):
             return windows(stream, config.text.max_length, config.train, start)
         return updates(self.pairs, config.train, start)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> str:
         """What a user wants to know before training: sizes, lengths, padding."""
+
+        def both(numbers: Iterable[int]) -> str:
+            return " / ".join(f"{number:,}" for number in numbers)
+
+        budget, sizes = self.config.train.batch_tokens, [self.source.size, *([self.target.size] if self.target else [])]
         if isinstance(self.config.model, LanguageConfig):
             tokens = sum(len(pair.target) + 1 for pair in self.pairs)
-            return {
-                "documents": len(self.pairs),
-                "vocabulary": [self.source.size],
-                "tokens": [tokens],
-                "batches": max(1, tokens // self.config.train.batch_tokens),
-            }
-        batches = epoch(self.pairs, self.config.train.batch_tokens, self.config.train.seed, 0)
-        lengths = [sorted(map(len, side)) for side in ([p.source for p in self.pairs], [p.target for p in self.pairs])]
-        return {
-            "examples": {name: getattr(self.splits, name).__len__() for name in ("train", "valid", "test")},
-            "vocabulary": [self.source.size] + ([self.target.size] if self.target else []),
-            "tokens": [sum(side) for side in lengths],
-            "median length": [side[len(side) // 2] for side in lengths],
-            "longest": [side[-1] for side in lengths],
-            "batches": len(batches),
-            "padding": padding_share(self.pairs, batches),
-        }
+            counts = f"{len(self.pairs):,} documents of {tokens:,} tokens"
+            return f"vocabulary {both(sizes)}; {counts}; {max(1, tokens // budget):,} batches an epoch"
+        batches = epoch(self.pairs, budget, self.config.train.seed, 0)
+        sides = [sorted(map(len, side)) for side in ([p.source for p in self.pairs], [p.target for p in self.pairs])]
+        return (
+            f"vocabulary {both(sizes)}; tokens {both(map(sum, sides))} (source / target); median length "
+            f"{both(side[len(side) // 2] for side in sides)}, longest {both(side[-1] for side in sides)}; "
+            f"{len(batches):,} batches an epoch, {padding_share(self.pairs, batches):.1%} padding"
+        )
 
 
 def read_splits(config: Config, only: str | None = None) -> Splits:

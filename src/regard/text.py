@@ -120,11 +120,15 @@ class Vocabulary:
         return str(self.tokenizer.id_to_token(index))
 
     def spelled(self, index: int) -> str:
-        """What an entry adds to a text; one that is no whole character by itself, as it is written."""
+        """What an entry adds to any text."""
         if index not in self.spellings:
-            text = "" if self.composed else self.continued([index], [index])
-            self.spellings[index] = text if text and "\ufffd" not in text else self.token(index)
+            self.spellings[index] = self.added([index], index)
         return self.spellings[index]
+
+    def added(self, before: Sequence[int], index: int) -> str:
+        """What an entry adds to the text of others; one that is no whole character by itself, as it is written."""
+        text = "" if self.composed else self.continued(before, [index])
+        return text if text and "\ufffd" not in text else self.token(index)
 
 
 def joins(letter: str) -> bool:

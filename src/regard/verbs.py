@@ -7,10 +7,12 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from pydantic_core import to_json
+
 from regard import vectors
 from regard.checkpoint import replace
 from regard.config import LanguageConfig
-from regard.console import counting, numbers, out, say, show_evaluation
+from regard.console import counting, out, say, show_evaluation
 from regard.errors import InputError, RegardError
 from regard.evaluation import evaluate, hint
 from regard.looking import Look, agreed, look
@@ -145,7 +147,7 @@ def score_split(predictor: Predictor, run: Path, split: str, outputs: Path | Non
     if outputs is not None:
         replace(outputs, "".join(" ".join(text.splitlines()) + "\n" for text in found.outputs).encode())
     if as_json:
-        print(json.dumps({"run": str(run), "split": split, **numbers(found.tree())}))
+        print(to_json({"run": str(run), "split": split, **found.tree()}, inf_nan_mode="null").decode())
     else:
         show_evaluation(found)
 

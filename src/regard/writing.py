@@ -233,12 +233,6 @@ def held(text: str, stops: Sequence[str]) -> int:
     return max(lengths, default=0)
 
 
-def spelled(vocabulary: Vocabulary, before: Sequence[int], token: int) -> str:
-    """The text a token adds; if that is no whole character, the token as the vocabulary writes it."""
-    text = "" if vocabulary.composed else vocabulary.continued(before, [token])
-    return vocabulary.token(token) if not text or "\ufffd" in text else text
-
-
 def noted(
     vocabulary: Vocabulary,
     before: Sequence[int],
@@ -248,8 +242,8 @@ def noted(
     offset: int,
 ) -> Written:
     """A token with the likeliest ones in its place, itself among them."""
-    text = spelled(vocabulary, before, token)
-    others = {spelled(vocabulary, before, i): value for i, value in likely if value > -torch.inf}
+    text = vocabulary.added(before, token)
+    others = {vocabulary.added(before, i): value for i, value in likely if value > -torch.inf}
     top = {**others, text: logprob} if likely and logprob is not None else None
     return Written(text, logprob, top, offset)
 
