@@ -187,7 +187,7 @@ def test_run_may_have_two_vocabularies(tmp_path, letters):
 
 def test_run_in_the_place_of_a_file_is_refused(tmp_path, letters):
     (tmp_path / "file").write_text("x")
-    message = f"{tmp_path / 'file'} cannot be made: File exists."
+    message = f"{tmp_path / 'file'} is there already, and not an empty folder. Choose another, or remove it."
     assert refusal(checkpoint.create, tmp_path / "file", CONFIG, letters, None, {}) == message
 
 

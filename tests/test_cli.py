@@ -125,6 +125,34 @@ def test_missing_data_says_how_to_get_it(says, monkeypatch, tmp_path):
     assert "github.com/multi30k/dataset" in message
 
 
+def test_a_folder_with_other_files_is_left_alone(says, tmp_path):
+    """A run would write its own data.json, and clear its own state/."""
+    (tmp_path / "data.json").write_text("mine")
+    assert says("train", "reverse", "--run", tmp_path, *options(*TINY)).startswith(
+        f"{tmp_path} is there already, and not an empty folder. Choose another"
+    )
+    assert (tmp_path / "data.json").read_text() == "mine"
+
+
+def test_a_language_model_reads_texts_not_pairs(says, pairs):
+    config = pairs / "my.toml"
+    config.write_text(
+        config.read_text().replace('kind = "rnn"', 'kind = "language"').replace("embedding = 8", "heads = 2")
+    )
+    assert says("check", config).startswith(
+        "a model of kind language continues texts: it needs data.kind = \"text\", not 'parallel'"
+    )
+
+
+def test_settings_with_a_byte_order_mark_and_without_sides(typed, says, pairs):
+    config = pairs / "my.toml"
+    config.write_bytes(b"\xef\xbb\xbf" + config.read_bytes())
+    assert typed("check", config)[0] == 0
+    assert "expected a table { .. } of settings such as source, target." in says(
+        "check", config, *options('data.train=["a", "b"]')
+    )
+
+
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 

@@ -264,7 +264,7 @@ def test_path_through_a_file_is_refused(folder):
     assert refusal(read_files, JsonData(kind="jsonl", train=(path,))) == f"{path} cannot be read: Not a directory."
 
 
-@pytest.mark.parametrize("content", [b"", b"\n \r\n", gzip.compress(b"")])
+@pytest.mark.parametrize("content", [b"", b"\n \r\n", gzip.compress(b"", mtime=0)])
 def test_empty_file_is_refused(folder, content):
     assert refusal(folder.table, "tsv", content, obtain=HINT) == f"{folder.name('s')} is empty. {HINT}"
 

@@ -34,7 +34,7 @@ def loaded(folder, text, size=2):
         "4 2\n" + "\n".join(LINES) + "\n",  # word2vec
         "4 2\n" + " \n".join(LINES) + " \n",  # fastText
         "\r\n".join(LINES) + "\r\n",
-        gzip.compress("\n".join(LINES).encode()),
+        gzip.compress("\n".join(LINES).encode(), mtime=0),
     ],
     ids=["glove", "word2vec", "fasttext", "windows", "gzip"],
 )

@@ -12,6 +12,7 @@ from regard import pool
 from regard.batch import source_batch
 from regard.config import DecodeConfig, LanguageConfig, TransformerConfig
 from regard.decode import decode
+from regard.errors import RunError
 from regard.layers import settle
 from regard.models import Copying, Language, Transformer, rows
 from regard.recording import record
@@ -279,3 +280,13 @@ def test_who_looks_sees_the_blocks():
     looked = maps.of(SOURCE, found[0].tokens)["decoder.blocks.1.cross_attention"]
     assert looked.shape == (3, len(found[0].tokens) + 1, len(SOURCE))
     assert_close(looked.sum(-1), torch.ones_like(looked[..., 0]))
+
+
+@pytest.mark.parametrize("changes", [{"beam": 1}, {"beam": 3}, {"sample": True}])
+@pytest.mark.parametrize("kind", [Transformer, Language])
+def test_a_model_that_gives_no_numbers_is_refused(kind, changes):
+    model = made(kind)
+    with torch.no_grad():
+        model.decoder.blocks[0].feedforward.narrow.weight.fill_(torch.nan)
+    with pytest.raises(RunError, match=r"the model gives no numbers \(NaN\): its weights are broken"):
+        search(model, **changes)

@@ -51,6 +51,7 @@ def test_only_a_whole_label_is_accurate():
 
 def classifier(folder, labels, multiple=False):
     """A predictor of labels that has learned next to nothing; of several with a bar between them."""
+    folder.mkdir(exist_ok=True)
     path = folder / "data.jsonl"
     rows = [{"source": f"text {n}", "target": labels[n % len(labels)]} for n in range(40)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -116,7 +117,7 @@ def test_texts_without_labels_are_learned_and_scored(tmp_path):
     assert predictor.target.size == 5
     assert collate([Pair([4], [PAD], False)] * 3).tokens == 3
     with pytest.raises(DataError, match="nothing to tell apart"):
-        classifier(tmp_path, labels)
+        classifier(tmp_path / "other", labels)
 
 
 @pytest.mark.parametrize("metric", ["nats", "bpb"])

@@ -242,6 +242,16 @@ def test_a_state_that_does_not_fit_is_refused(tmp_path, tiny_run, damage):
         fit(prepared, run, lambda event: None, device="cpu")
 
 
+def test_a_trained_run_without_its_state_does_not_begin_again(tmp_path, tiny_run):
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run)
+    before = (run / "model.safetensors").read_bytes()
+    shutil.rmtree(run / "state")
+    with pytest.raises(RunError, match=r"run cannot go on: it has been trained, but its folder state/ is gone"):
+        resumed(run)
+    assert (run / "model.safetensors").read_bytes() == before
+
+
 def test_metrics_that_are_no_text_are_forgotten(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n\xff\xfe\n{"step": 3}\n')

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.config import DecodeConfig
-from regard.limits import Asked, Hypothesis, Limits, allowed, penalty
+from regard.errors import RunError
+from regard.limits import BROKEN, Asked, Hypothesis, Limits, allowed, penalty
 from regard.models import State, Steppable, rows
 from regard.text import BOS, EOS, PAD
 
@@ -71,6 +72,8 @@ def beam_search(model: Steppable, asked: Asked, config: DecodeConfig, best: int)
             growing = growing._replace(scores=growing.scores.masked_fill(ends, -torch.inf))
         here = here._replace(growing=growing, ended=ended)
         reach = growing.scores.amax(1) / here.largest
+        if reach.isnan().any():
+            raise RunError(BROKEN)
         finished = reach <= ended.scores[:, best - 1] if ended.scores.shape[1] >= best else reach == -torch.inf
         if finished.any():
             for row in finished.nonzero().flatten().tolist():

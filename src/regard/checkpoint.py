@@ -80,6 +80,13 @@ def free(folder: Path) -> Path:
     return folder.absolute()
 
 
+def vacant(run: Path) -> None:
+    """Refuse a folder for a new run in which there is one already, or anything else."""
+    if (run / "config.toml").exists():
+        raise RunError(f"{run} already holds a run. Resume it with `regard train --resume {run}`, or choose another.")
+    free(run)
+
+
 def weights(model: nn.Module) -> Tensors:
     """Every parameter once, also those that are used in two places."""
     return {name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()}
@@ -125,9 +132,8 @@ def fill(model: nn.Module, tensors: Tensors, path: Path) -> None:
 
 
 def create(run: Path, config: Config, source: Vocabulary, target: Vocabulary | None, ledger: Any) -> None:
-    """Start a run directory; one that holds a run already is not overwritten."""
-    if (run / "config.toml").exists():
-        raise RunError(f"{run} already holds a run. Resume it with `regard train --resume {run}`, or choose another.")
+    """Start a run directory; nothing that is there is overwritten."""
+    vacant(run)
     try:
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -5,6 +5,7 @@ over ((5 + length) / 6) ** alpha, its length counting <eos> (Wu 2016).
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from regard.beam import Found, beam_search, begun
 from regard.config import DecodeConfig
-from regard.limits import Asked, Hypothesis, allowed, asked, penalty
+from regard.errors import RunError
+from regard.limits import BROKEN, Asked, Hypothesis, allowed, asked, penalty
 from regard.models import State, Steppable, rows
 from regard.text import EOS
 
@@ -80,6 +82,8 @@ def sampler(config: DecodeConfig, number: int) -> Choose:
         while len(numbers) <= step:
             numbers.append(float(torch.rand((), generator=generator, dtype=torch.float64)))
         scaled = (logprobs.double() / config.temperature).softmax(-1)
+        if scaled.isnan().any():
+            raise RunError(BROKEN)
         sorted_, order = scaled.sort(dim=-1, descending=True, stable=True)
         if config.top_k is not None:
             sorted_[:, config.top_k :] = 0
@@ -110,6 +114,8 @@ def walk(
         chances = scores.gather(1, tokens[:, None])[:, 0].tolist()
         keep = []
         for place, (token, chance) in enumerate(zip(tokens.tolist(), chances, strict=True)):
+            if math.isnan(chance):
+                raise RunError(BROKEN)
             number, output = alive[place]
             output.tokens.append(token)
             output.logprobs.append(chance)

@@ -73,6 +73,10 @@ def penalty(length: Length, alpha: float) -> Length:
 
 
 NEVER = torch.tensor([PAD, BOS])
+BROKEN = (
+    "the model gives no numbers (NaN): its weights are broken, as by a rate that is too high. Train anew with a "
+    "smaller train.rate, or resume an older copy of the run."
+)
 
 
 def allowed(

@@ -265,6 +265,7 @@ class Look:
                 "a server for them packed, or look at a shorter text."
             )
         behind = self.asked(vectors) if vectors else {}
+        full = full if full is None else [self.called(name) for name in full]
         maps = []
         for one in self.maps:
             entry = one.tree(packed=packed, full=full is None or one.name in full)

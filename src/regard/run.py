@@ -19,9 +19,10 @@ from regard.checkpoint import (
     load_vocabularies,
     replace,
     save_weights,
+    vacant,
 )
 from regard.config import BlockConfig, ClassifierConfig, Config, EncoderConfig, LanguageConfig, ReaderConfig
-from regard.corpus import FileData
+from regard.corpus import DocumentData, FileData
 from regard.data import Ledger, Splits, fingerprint, read_files, read_raw, remedy
 from regard.device import choose, keep_memory, precision
 from regard.encoders import LABELS, Classifier
@@ -117,6 +118,11 @@ def raw_text(config: Config, ledgers: dict[str, Ledger]) -> list[str]:
 def prepare(config: Config, run: Path | None = None) -> Prepared:
     """Read everything; the vocabularies of a run that exists already are taken from it, and a new run that begins with
     a pretrained encoder takes that one's vocabulary and form."""
+    if isinstance(config.model, LanguageConfig) and not isinstance(config.data, DocumentData):
+        raise ConfigError(
+            f'a model of kind language continues texts: it needs data.kind = "text", not {config.data.kind!r}, of '
+            "whose pairs it would read one side."
+        )
     refuse_unfit(config.evaluate.metrics, config.model)
     pretrained = None if run else pretrained_run(config)
     config = like(config, load_config(pretrained)) if pretrained else config
@@ -189,6 +195,7 @@ def doubts(prepared: Prepared) -> list[str]:
 
 def fresh(config: Config, run: str | Path) -> Prepared:
     """Make a new run directory, ready to be trained."""
+    vacant(Path(run))  # before what takes long
     prepared = validated(prepare(config))
     build_model(prepared, counted=False)  # what cannot be built leaves no directory behind
     ledgers = {name: ledger.tree() for name, ledger in prepared.splits.ledgers.items()}
@@ -336,6 +343,12 @@ def resumed(run: str | Path) -> Prepared:
             f"the training data is not what {run} began with: its files have changed, so this would not be the same "
             "run. Put them back, or start another."
         )
+    trained = furthest(run / "metrics.jsonl") > prepared.config.train.validate_every  # where it was saved first
+    if trained and not any((run / "state").glob("[0-9]*")):
+        raise RunError(
+            f"{run} cannot go on: it has been trained, but its folder state/ is gone, so training would begin again "
+            "and overwrite its model. Put the folder back, or start another run."
+        )
     return prepared
 
 
@@ -344,6 +357,14 @@ def forget_after(path: Path, step: int) -> None:
     if path.exists():
         kept = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if known(line) <= step]
         replace(path, "".join(f"{line}\n" for line in kept).encode())
+
+
+def furthest(path: Path) -> float:
+    """The last step that the metrics of a run tell of."""
+    if not path.exists():
+        return 0
+    steps = map(known, path.read_text(encoding="utf-8", errors="replace").splitlines())
+    return max((step for step in steps if step < torch.inf), default=0)
 
 
 def known(line: str) -> float:

@@ -192,7 +192,7 @@ def complaint(problems: Sequence[Any], known: type[Body]) -> tuple[int, str]:
         case "model_attributes_type":
             return 422, f"{place or 'the body'} must be a JSON object, sent with Content-Type: application/json."
         case "missing":
-            return 422, f"field {place or 'body'} is missing."
+            return 422, f"field {place} is missing." if place else "there is no body: send a JSON object."
         case "value_error":
             return 422, f"{place}{': ' if place else ''}{wrong['ctx']['error']}."
     return 422, f"{place[:100] or 'the body'}: {wrong['msg'][0].lower()}{wrong['msg'][1:]}."

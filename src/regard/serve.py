@@ -259,6 +259,7 @@ def answer_errors(app: FastAPI) -> None:
     async def failed(request: Request, error: HTTPException) -> Response:
         headers, path = dict(error.headers or {}), request.url.path[:100]
         words = {
+            400: "the body cannot be read: it is no UTF-8, nested too deeply, or has a number that is too long.",
             404: f"nothing is at {path}; /docs lists what is.",
             405: f"{request.method} is not possible at {path}, only {headers.get('Allow')}.",
         }

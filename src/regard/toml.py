@@ -46,7 +46,7 @@ def find(name_or_path: str) -> Path:
 def parse(path: Path, changes: Iterable[str] = ()) -> Config:
     """Read and check one TOML file."""
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, and numbers that are too long
         raise ConfigError(f"{path} is not TOML: {error}.") from error
     except OSError as error:
@@ -115,6 +115,9 @@ def complaint(problem: Any) -> str:
             return f"{name}.kind is {problem['ctx']['tag']!r}, expected one of {problem['ctx']['expected_tags']}."
         case "value_error":
             return f"{name}{': ' if name else ''}{problem['ctx']['error']}."
+        case "model_type" | "model_attributes_type":
+            names = ", ".join(dict.fromkeys(field for model in inside[:1] for field in model.model_fields))
+            return f"setting {name} is {problem['input']!r}, expected a table {{ .. }} of settings such as {names}."
     words = f"{problem['msg'][0].lower()}{problem['msg'][1:]}".replace("valid tuple", 'list, as ["a", "b"]')
     return f"setting {name} is {problem['input']!r}: {words}."
 
