@@ -258,14 +258,14 @@ class Look:
         self, *, packed: bool = False, full: Collection[str] | None = None, vectors: Collection[str] = ()
     ) -> dict[str, Any]:
         """What docs/maps.md describes. `packed`: maps as bytes in base64 instead of numbers; of maps whose name is not
-        in `full`, only a small picture. `vectors`: maps that come with their queries, keys and values."""
+        in `full`, only a small picture; names of no map do not matter there, for old links have them. `vectors`: maps
+        that come with their queries, keys and values."""
         if not packed and (many := sum(one.weights.numel() for one in self.maps)) > NUMBERS:
             raise InputError(
                 f"the maps have {many:,} weights, at most {NUMBERS:,} are written as numbers. Save them as .html, ask "
                 "a server for them packed, or look at a shorter text."
             )
         behind = self.asked(vectors) if vectors else {}
-        full = full if full is None else [self.called(name) for name in full]
         maps = []
         for one in self.maps:
             entry = one.tree(packed=packed, full=full is None or one.name in full)
