@@ -242,9 +242,10 @@ def test_a_state_that_does_not_fit_is_refused(tmp_path, tiny_run, damage):
         fit(prepared, run, lambda event: None, device="cpu")
 
 
-def test_a_trained_run_without_its_state_does_not_begin_again(tmp_path, tiny_run):
+@pytest.mark.parametrize("every", [2, 100])
+def test_a_trained_run_without_its_state_does_not_begin_again(tmp_path, every):
     run = tmp_path / "run"
-    shutil.copytree(tiny_run, run)
+    train_tiny(run, f"train.validate_every={every}")
     before = (run / "model.safetensors").read_bytes()
     shutil.rmtree(run / "state")
     with pytest.raises(RunError, match=r"run cannot go on: it has been trained, but its folder state/ is gone"):

@@ -360,11 +360,11 @@ def forget_after(path: Path, step: int) -> None:
 
 
 def furthest(path: Path) -> float:
-    """The last step that the metrics of a run tell of."""
-    if not path.exists():
-        return 0
-    steps = map(known, path.read_text(encoding="utf-8", errors="replace").splitlines())
-    return max((step for step in steps if step < torch.inf), default=0)
+    """The last step that the metrics of a run tell of; inf: that it is done."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    if any(line.startswith('{"kind": "done"') for line in lines):
+        return torch.inf
+    return max((step for step in map(known, lines) if step < torch.inf), default=0)
 
 
 def known(line: str) -> float:
