@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from regard.console import Training
-from regard.evaluation import Evaluation, evaluate
-from regard.metrics import edit_distance, mean
-from regard.predict import load
-from regard.run import fit, fresh
-from regard.toml import checked
+from regard.cli.console import Training
+from regard.config.toml import checked
+from regard.evaluation.evaluate import Evaluation, evaluate
+from regard.evaluation.metrics import edit_distance, mean
+from regard.inference.predictor import load
+from regard.training.run import fit, fresh
 
 LONGEST, BUCKET = 25, 5
 RNN = {"kind": "rnn", "size": 256, "embedding": 64, "dropout": 0.0}

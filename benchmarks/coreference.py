@@ -20,8 +20,8 @@ from rich.table import Table
 from torch import Tensor
 
 import regard
-from regard.picture import figure
-from regard.predict import Predictor
+from regard.explain.plots import figure
+from regard.inference.predictor import Predictor
 
 PATTERNS = [  # {a} and {b}: the nouns; {it}: the pronoun; then the words that decide for a, and for b; and nouns
     ("The {a} didn't cross the {b} because {it} was too {}.", "tired slow", "wide busy",

@@ -32,12 +32,12 @@ from rich.table import Table
 from torch import Tensor, nn
 from train import FEEDFORWARD, SIZE, VOCABULARY, heading, marian_model, regard_model, roof
 
-from regard.config import DecodeConfig
-from regard.decode import decode
-from regard.device import keep_memory
-from regard.layers import Linear, settle
-from regard.models import Transformer
-from regard.text import BOS, EOS, PAD, SPECIAL, UNK
+from regard.config.config import DecodeConfig
+from regard.data.vocabulary import BOS, EOS, PAD, SPECIAL, UNK
+from regard.inference.decoding import decode
+from regard.nn.layers import Linear, settle
+from regard.tasks.models import Transformer
+from regard.training.device import keep_memory
 
 SOURCE, STEPS, NEVER = 12, 15, -100.0
 Translate = Callable[[Tensor, int], list[list[int]]]

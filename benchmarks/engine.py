@@ -14,8 +14,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from regard import fast
-from regard.predict import Predictor
+from regard.inference import ctranslate2_engine as fast
+from regard.inference.predictor import Predictor
 
 BEAMS = (1, 5)
 

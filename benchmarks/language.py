@@ -28,14 +28,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from regard.config import Config
-from regard.device import keep_memory
-from regard.evaluation import modelled
-from regard.layers import settle
-from regard.models import Language, build
-from regard.predict import load
-from regard.run import fit, fresh, prepare
-from regard.toml import read
+from regard.config.config import Config
+from regard.config.toml import read
+from regard.evaluation.evaluate import modelled
+from regard.inference.predictor import load
+from regard.nn.layers import settle
+from regard.tasks.models import Language, build
+from regard.training.device import keep_memory
+from regard.training.run import fit, fresh, prepare
 
 RATE, LEAST, WARMUP, ROWS, CONTEXT, SIZE, HEADS, LAYERS = 1e-3, 1e-4, 100, 12, 64, 128, 4, 4
 NANO = [

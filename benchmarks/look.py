@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.table import Table
 from train import TRAIN, heading, make_batches, regard_model
 
-from regard.attention import Attention
-from regard.batch import Batch
-from regard.device import keep_memory
-from regard.models import Transformer
-from regard.recording import record
-from regard.train import clip, learn, optimizer_of
+from regard.data.batching import Batch
+from regard.explain.recorder import record
+from regard.nn.attention import Attention
+from regard.tasks.models import Transformer
+from regard.training.device import keep_memory
+from regard.training.trainer import clip, learn, optimizer_of
 
 
 class Blind(Attention):

@@ -59,10 +59,10 @@ def untrained(folder: Path) -> Path:
     """A run with the sizes of the multi30k recipe and random weights."""
     import torch
 
-    from regard.checkpoint import create, save_weights, weights
-    from regard.models import build
-    from regard.text import Vocabulary
-    from regard.toml import find, parse
+    from regard.config.toml import find, parse
+    from regard.data.vocabulary import Vocabulary
+    from regard.tasks.models import build
+    from regard.training.checkpoint import create, save_weights, weights
 
     torch.manual_seed(1)
     config = parse(find("multi30k"), ["decode.max_ratio=1.0", "decode.max_extra=2"])
@@ -224,12 +224,12 @@ def main() -> None:
     parser.add_argument("--load", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        from regard.serve import serve, server_settings
+        from regard.server.app import serve, server_settings
 
         settings, changes = server_settings(options.serve[1:])
         serve([Path(options.serve[0])], settings, changes, device="cpu")
     elif options.load:
-        from regard.serve import allow_connections
+        from regard.server.app import allow_connections
 
         allow_connections()
         print(json.dumps(load(options.load, options.clients, options.seconds)))

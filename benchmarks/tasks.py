@@ -17,10 +17,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from regard.evaluation import Evaluation, evaluate
-from regard.metrics import score
-from regard.predict import load
-from regard.run import read_splits
+from regard.evaluation.evaluate import Evaluation, evaluate
+from regard.evaluation.metrics import score
+from regard.inference.predictor import load
+from regard.training.run import read_splits
 
 
 def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> float:

@@ -29,14 +29,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from regard.batch import Batch, Pair, collate, epoch
-from regard.config import TrainConfig, TransformerConfig
-from regard.device import keep_memory
-from regard.models import Transformer
-from regard.run import prepare
-from regard.text import BOS, EOS, PAD
-from regard.toml import read
-from regard.train import clip, learn, optimizer_of
+from regard.config.config import TrainConfig, TransformerConfig
+from regard.config.toml import read
+from regard.data.batching import Batch, Pair, collate, epoch
+from regard.data.vocabulary import BOS, EOS, PAD
+from regard.tasks.models import Transformer
+from regard.training.device import keep_memory
+from regard.training.run import prepare
+from regard.training.trainer import clip, learn, optimizer_of
 
 SIZE, FEEDFORWARD, HEADS, LAYERS, VOCABULARY, DROPOUT = 256, 1024, 4, 3, 8000, 0.1
 TRAIN = TrainConfig(batch_tokens=4096, rate=1e-4, smoothing=0.1, clip=1.0)
@@ -106,7 +106,7 @@ def marian_model(attention: str, **changes: float) -> nn.Module:
 
 
 def regard_step(kind: torch.dtype) -> Callable[[Batch], None]:
-    """One update as `regard.train.train` makes it."""
+    """One update as `regard.training.trainer.train` makes it."""
     keep_memory()
     model = regard_model().train()
     optimizer = optimizer_of(model, TRAIN)

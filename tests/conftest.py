@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard import cli
-from regard.config import Config
-from regard.run import fit, fresh
-from regard.toml import read
+from regard.cli import commands as cli
+from regard.config.config import Config
+from regard.config.toml import read
+from regard.training.run import fit, fresh
 
 torch.set_num_threads(1)
 

@@ -6,13 +6,13 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from regard.batch import Batch
-from regard.checkpoint import create, save_weights, weights
-from regard.models import build
-from regard.predict import load
-from regard.quantised import BLOCK, ENDS
-from regard.text import Vocabulary
-from regard.toml import checked
+from regard.config.toml import checked
+from regard.data.batching import Batch
+from regard.data.vocabulary import Vocabulary
+from regard.formats.gguf import BLOCK, ENDS
+from regard.inference.predictor import load
+from regard.tasks.models import build
+from regard.training.checkpoint import create, save_weights, weights
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

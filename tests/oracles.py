@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.attention import Attended, Attention
-from regard.models import Steppable
-from regard.text import BOS, EOS, PAD
+from regard.data.vocabulary import BOS, EOS, PAD
+from regard.nn.attention import Attended, Attention
+from regard.tasks.models import Steppable
 
 Module = TypeVar("Module", bound=nn.Module)
 EXACT = {"rtol": 0.0, "atol": 1e-10}

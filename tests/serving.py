@@ -1,8 +1,10 @@
 """A real server on a free loopback port, for the tests of what is around it."""
 
+import contextlib
 import json
 import random
 import socket
+import subprocess
 import threading
 import time
 from contextlib import contextmanager
@@ -11,13 +13,13 @@ from typing import NamedTuple
 from conftest import tiny
 
 import regard
-from regard.config import Config
-from regard.gate import Server
-from regard.predict import Predictor
-from regard.run import fit, fresh
-from regard.serve import application
-from regard.service import Service
-from regard.waiting import ServeSettings
+from regard.config.config import Config
+from regard.inference.predictor import Predictor
+from regard.server.app import application
+from regard.server.batcher import ServeSettings
+from regard.server.middleware import Server
+from regard.server.service import Service
+from regard.training.run import fit, fresh
 
 
 class Live(NamedTuple):
@@ -162,3 +164,27 @@ def every_task(folder, steps=60):
         "span": reader_run(folder / "span", "span", steps),
         "letters": language_run(folder / "letters", text, "char", steps=steps, begin=False),
     }
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def served(words, port, folder, tools):
+    """A server that runs in the background, and is asked to stop at the end."""
+    server = subprocess.Popen(words, cwd=folder, env=tools, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(300):
+            assert server.poll() is None, f"{words} ended with {server.returncode}"
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(port)), timeout=1):
+                break
+            time.sleep(0.1)
+        yield
+        server.terminate()
+        assert server.wait(20) == 0
+    finally:
+        server.kill()
+        server.wait()

@@ -3,8 +3,9 @@
 import json
 from typing import Any, Literal, get_args, get_origin
 
-from regard import config, corpus
-from regard.settings import Settings
+from regard.config import config
+from regard.config import data as corpus
+from regard.config.settings import Settings
 
 HEAD = """# Settings
 

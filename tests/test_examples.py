@@ -4,15 +4,14 @@ import contextlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from serving import free_port, served
 
-from regard.toml import parse
+from regard.config.toml import parse
 
 ROOT = Path(__file__).parent.parent
 READMES = ("README.md", "README.ko.md")
@@ -32,30 +31,6 @@ def test_both_languages_show_the_same_code():
 def test_the_configuration_is_one(name, tmp_path):
     (tmp_path / "my.toml").write_text(blocks(name, "toml")[0], encoding="utf-8")
     assert parse(tmp_path / "my.toml").data.kind == "tsv"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@contextlib.contextmanager
-def served(words, port, folder, tools):
-    """A server that runs in the background, and is asked to stop at the end."""
-    server = subprocess.Popen(words, cwd=folder, env=tools, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(300):
-            assert server.poll() is None, f"{words} ended with {server.returncode}"
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(port)), timeout=1):
-                break
-            time.sleep(0.1)
-        yield
-        server.terminate()
-        assert server.wait(20) == 0
-    finally:
-        server.kill()
-        server.wait()
 
 
 @pytest.mark.slow

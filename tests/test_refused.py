@@ -22,14 +22,14 @@ from safetensors.torch import save
 from tokenizers import processors
 from torch.testing import assert_close
 
-from regard.checkpoint import load_tensors
+from regard.config.toml import changed as with_changes
+from regard.data.vocabulary import SPECIAL
 from regard.errors import DataError, RegardError, RunError
-from regard.exchange import import_run
-from regard.forms import READERS
-from regard.predict import load
-from regard.run import read_splits
-from regard.text import SPECIAL
-from regard.toml import changed as with_changes
+from regard.formats.architectures import READERS
+from regard.formats.huggingface_import import import_run
+from regard.inference.predictor import load
+from regard.training.checkpoint import load_tensors
+from regard.training.run import read_splits
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from test_examples import free_port, served
+from serving import free_port, served
 
-from regard.run import fresh
-from regard.toml import read
+from regard.config.toml import read
+from regard.training.run import fresh
 
 ROOT = Path(__file__).parent.parent
 VERBS = ("train", "predict", "evaluate", "look", "serve")

@@ -5,21 +5,22 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import ConfigError, DataError, InputError, RegardError, RunError, TrainError
 
 if TYPE_CHECKING:
-    from regard.evaluation import evaluate as evaluate
-    from regard.looking import Look as Look
-    from regard.looking import look as look
-    from regard.predict import Predictor as Predictor
-    from regard.predict import load as load
-    from regard.recording import record as record
-    from regard.run import fit as fit
-    from regard.run import fresh as fresh
-    from regard.run import resumed as resumed
-    from regard.toml import read as read
-    from regard.vectors import embed as embed
+    from regard.config.toml import read as read
+    from regard.evaluation.evaluate import evaluate as evaluate
+    from regard.explain.look import Look as Look
+    from regard.explain.look import look as look
+    from regard.explain.recorder import record as record
+    from regard.explain.vectors import embed as embed
+    from regard.inference.predictor import Predictor as Predictor
+    from regard.inference.predictor import load as load
+    from regard.training.run import fit as fit
+    from regard.training.run import fresh as fresh
+    from regard.training.run import resumed as resumed
 
 HOMES = {
-    "read": "toml", "evaluate": "evaluation", "Look": "looking", "look": "looking", "Predictor": "predict",
-    "load": "predict", "record": "recording", "fit": "run", "fresh": "run", "resumed": "run", "embed": "vectors",
+    "read": "config.toml", "evaluate": "evaluation.evaluate", "Look": "explain.look", "look": "explain.look",
+    "Predictor": "inference.predictor", "load": "inference.predictor", "record": "explain.recorder",
+    "fit": "training.run", "fresh": "training.run", "resumed": "training.run", "embed": "explain.vectors",
 }  # fmt: skip
 
 __all__ = [

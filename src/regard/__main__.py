@@ -1,5 +1,5 @@
 """`python -m regard`, as `regard`."""
 
-from regard.cli import main
+from regard.cli.commands import main
 
 main()

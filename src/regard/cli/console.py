@@ -1,0 +1,216 @@
+"""What people see in the terminal: progress with rate and time left, ledgers, tables of scores."""
+
+import contextlib
+import math
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from regard.config.config import Config
+from regard.data.splits import Ledger
+from regard.evaluation.evaluate import Evaluation
+from regard.training.run import fit
+from regard.training.trainer import Event
+
+err = Console(stderr=True, highlight=False, emoji=False)
+out = Console(highlight=False, emoji=False)
+
+
+def say(text: str) -> None:
+    """A line as it is, however long: nothing in it is markup."""
+    out.print(text, markup=False, soft_wrap=True)
+
+
+def show_ledgers(ledgers: dict[str, Ledger], say: Callable[[str], None]) -> None:
+    """What became of the data, split by split."""
+    for name, ledger in ledgers.items():
+        if ledger.read:
+            first, *rest = ledger.lines()
+            say(f"{name}: {first}")
+            for line in rest:
+                say(line)
+
+
+class Training:
+    """Reports a training: a bar in a terminal, a line now and then elsewhere, everything worth keeping in log.txt."""
+
+    def __init__(self, config: Config, run: Path | None, seconds_between_lines: float = 10.0) -> None:
+        self.config, self.run, self.pause = config, run, seconds_between_lines
+        self.progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]:.3f}  {task.fields[speed]:,.0f} tokens/s"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=err,
+            disable=not err.is_terminal,
+        )
+        self.task = self.progress.add_task("", total=config.train.steps, loss=float("nan"), speed=0.0)
+        self.shown = time.monotonic()
+        self.tokens, self.loss, self.speed = 0, float("nan"), 0.0
+        self.board = board(run)
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.progress.stop()
+        if self.board:
+            with contextlib.suppress(OSError):
+                self.board.close()
+
+    def say(self, text: str) -> None:
+        """A line to the terminal and to the log."""
+        err.print(text, markup=False, soft_wrap=True)
+        if self.run is not None and self.run.is_dir():
+            with contextlib.suppress(OSError), (self.run / "log.txt").open("a", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    def __call__(self, event: Event) -> None:
+        """Take one event of the trainer."""
+        match event.kind:
+            case "step":
+                self.step(event)
+            case "note":
+                self.say(event.values["text"])
+            case "sample":
+                self.say(f"  {event.values['source']} -> {event.values['output']} (wanted {event.values['wanted']})")
+            case "validation":
+                figures = ", ".join(
+                    f"{name} {value:.2f}" for name, value in event.values.items() if name != "best_step"
+                )
+                self.say(f"step {event.step:,}: {figures} (at step {event.values['best_step']:,})")
+                self.plot("valid", event)
+
+    def step(self, event: Event) -> None:
+        """Smooth the figures of one update and move the bar."""
+        now = time.monotonic()
+        values = event.values
+        self.tokens += values["tokens"]
+        self.loss = 0.95 * self.loss + 0.05 * values["loss"] if math.isfinite(self.loss) else values["loss"]
+        self.progress.update(self.task, completed=event.step, loss=self.loss, speed=self.speed)
+        if now - self.shown >= (1.0 if err.is_terminal else self.pause):
+            self.speed = self.tokens / (now - self.shown)
+            self.shown, self.tokens = now, 0
+            if not err.is_terminal:
+                total = self.config.train.steps
+                left = (total - event.step) * values["seconds"] / max(1, event.step)
+                self.say(
+                    f"step {event.step:,}/{total:,}  loss {self.loss:.3f}  {self.speed:,.0f} tokens/s  "
+                    f"{left / 60:.1f} min left"
+                )
+        if event.step % 10 == 0:
+            self.plot("train", event)
+
+    def plot(self, group: str, event: Event) -> None:
+        """Scalars for TensorBoard, as long as there is room for them."""
+        with contextlib.suppress(OSError):
+            for name, value in event.values.items() if self.board else ():
+                self.board.add_scalar(f"{group}/{name}", value, event.step)
+
+
+def board(run: Path | None) -> Any:
+    """A TensorBoard writer, if that is installed and there is a run to write to."""
+    if run is None:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(run / "board"))
+    except (ImportError, OSError):
+        return None
+
+
+def show_evaluation(found: Evaluation) -> None:
+    """Scores of all examples, then by file, and by source length; and how labels were confused."""
+    names = list(found.metrics)
+    table = Table("source tokens", "examples", *names)
+    for row in (*found.files, *found.buckets):
+        name = row["length"] if "length" in row else Path(row["file"]).name
+        table.add_row(Text(name), f"{row['examples']:,}", *(f"{row[name]:.2f}" for name in names))
+    table.add_section()
+    table.add_row("all", f"{found.examples:,}", *(f"{found.metrics[name]:.2f}" for name in names), style="bold")
+    show_table(table)
+    if found.confusion and len(found.confusion) <= 20:
+        given = list(next(iter(found.confusion.values())))
+        counts = Table("right \\ given", title="confusion")
+        for name in given:
+            counts.add_column(Text(name))
+        for label, row in found.confusion.items():
+            counts.add_row(Text(label), *(f"{row[name]:,}" for name in given))
+        show_table(counts)
+    if found.cut:
+        out.print(f"{found.cut:,} sources were longer than the model takes, and cut", style="dim")
+    for name, signature in found.signatures.items():
+        out.print(f"{name}: {signature}", style="dim", soft_wrap=True, markup=False)
+
+
+def show_table(table: Table) -> None:
+    """A table in its full width: in a narrow place lines may wrap, but no number is cut."""
+    wide = Console(highlight=False, emoji=False, width=10_000)
+    most = Measurement.get(wide, wide.options, table).maximum
+    Console(highlight=False, emoji=False, width=max(out.width, most)).print(table)
+
+
+def trained(prepared: Any, run: Path, device: str) -> None:
+    """Train with everything a person at a terminal wants around it."""
+    with Training(prepared.config, run) as view, interruptible() as stop:
+        show_ledgers(prepared.splits.ledgers, view.say)
+        view.say(prepared.facts())
+        progress = fit(prepared, run, view, device=device, stop=stop)
+        if stop():
+            name = shlex.quote(str(run))
+            view.say(
+                f"stopped at step {progress.step:,}; everything is saved. Go on with: regard train --resume {name}"
+            )
+            return
+        best = "" if progress.best is None else f"; best {prepared.config.evaluate.metrics[0]} {progress.best:.2f}"
+        early = progress.step < prepared.config.train.steps
+        why = f" (then {progress.worse} validations brought nothing better)" if early else ""
+        view.say(
+            f"done: {progress.step:,} steps{why} in {progress.seconds / 60:.1f} min{best} at step "
+            f"{progress.best_step:,}"
+        )
+        split = "" if prepared.splits.test else " --split valid"
+        name = shlex.quote(str(run))
+        view.say(f"next: regard evaluate {name}{split}, regard predict {name} < input.txt")
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C (or SIGTERM) into a wish to stop; a second one stops at once."""
+    wished: list[int] = []
+
+    def wish(number: int, frame: Any) -> None:
+        if wished:
+            raise KeyboardInterrupt
+        wished.append(number)
+        print("\nstopping after this step ...", file=sys.stderr)
+
+    before = {number: signal.signal(number, wish) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(wished)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error that counts up."""
+    with Progress(console=err, disable=not err.is_terminal, transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, of: progress.update(task, completed=done, total=of)

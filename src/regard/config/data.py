@@ -1,0 +1,182 @@
+"""Where examples come from: the kinds of `[data]`, files and generators."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from regard.config.settings import Count, Paths, Settings, Share
+
+
+class FileData(Settings):
+    """What every file format shares."""
+
+    obtain: str = ""
+    """How a user gets these files; shown when one is missing."""
+    cut_valid: Annotated[int, Field(ge=0)] = 0
+    """Distinct sources cut from the training data for validation, when no validation files are given."""
+    cut_test: Annotated[int, Field(ge=0)] = 0
+    """Distinct sources cut from the training data for the test, when no test files are given."""
+
+
+class Sides(Settings):
+    """One split of parallel text: line n of the sources belongs to line n of the targets."""
+
+    source: Paths
+    """Files of one side."""
+    target: Paths
+    """Files of the other, as many lines."""
+
+
+class ParallelData(FileData):
+    """Two sides in separate text files, a line a sentence; a name that ends in .gz is gzipped."""
+
+    kind: Literal["parallel"]
+    train: Sides
+    """Files to learn from."""
+    valid: Sides | None = None
+    """Files that choose the best weights."""
+    test: Sides | None = None
+    """Files for the final score."""
+
+
+class ListedData(FileData):
+    """What formats of one file for both sides share."""
+
+    train: Paths
+    """Files to learn from."""
+    valid: Paths = ()
+    """Files that choose the best weights."""
+    test: Paths = ()
+    """Files for the final score."""
+
+
+class TableData(ListedData):
+    """Both sides in one file: tab- or comma-separated."""
+
+    kind: Literal["tsv", "csv"]
+    source: str | Annotated[int, Field(ge=0)] = 0
+    """A column: its number from 0 (the file has no header), or its name (the first row is a header)."""
+    target: str | Annotated[int, Field(ge=0)] = 1
+    """As `source`."""
+
+
+class JsonData(ListedData):
+    """A JSON object on every line."""
+
+    kind: Literal["jsonl"]
+    source: str = "source"
+    """The field that holds the source."""
+    target: str = "target"
+    """The field that holds the target."""
+
+
+class LabelledData(ListedData):
+    """A label, a space or a tab, and the text it belongs to, on every line."""
+
+    kind: Literal["labelled"]
+
+
+class StoryData(ListedData):
+    """bAbI: numbered sentences, among them questions with their answer and supporting facts, separated by tabs. Each
+    question becomes an example with the story before it. Files, or tar archives of them."""
+
+    kind: Literal["babi"]
+    tasks: tuple[int, ...] = ()
+    """Of an archive, the files qa<task>_*; without any, all."""
+
+
+class SquadData(ListedData):
+    """SQuAD's JSON form (KorQuAD has it too): data > paragraphs > context, qas > question, answers > text,
+    answer_start."""
+
+    kind: Literal["squad"]
+
+
+class DocumentData(ListedData):
+    """Texts to continue: a whole text file is one document; of JSONL, every line holds one."""
+
+    kind: Literal["text"]
+    field: str = "text"
+    """Of a file that ends in .jsonl (or .jsonl.gz), the field that holds the document."""
+    valid_share: Share = 0.0
+    """The share at the end of the training text that becomes validation, when no validation files are given."""
+    test_share: Share = 0.0
+    """As valid_share, for the test; it lies behind the validation."""
+
+    @model_validator(mode="after")
+    def cuts_are_shares(self) -> "DocumentData":
+        if self.cut_valid or self.cut_test:
+            raise ValueError("a text has no sources to cut: use valid_share and test_share, as valid_share = 0.1")
+        return self
+
+
+class GeneratedData(Settings):
+    """What every generator shares; the three splits never share a source."""
+
+    examples: Count = 20_000
+    """Training examples."""
+    valid: Count = 500
+    """Validation examples."""
+    test: Count = 2000
+    """Test examples."""
+
+
+class ReverseData(GeneratedData):
+    """Toy: a string of letters, and the same string backwards."""
+
+    kind: Literal["reverse"]
+    shortest: Count = 1
+    """Letters at least."""
+    longest: Count = 12
+    """Letters at most."""
+    letters: Annotated[int, Field(ge=2, le=26)] = 26
+    """Different letters."""
+
+    @model_validator(mode="after")
+    def shortest_is_not_longer(self) -> "ReverseData":
+        if self.shortest > self.longest:
+            raise ValueError(f"shortest {self.shortest} is more than longest {self.longest}")
+        return self
+
+
+class NumbersData(GeneratedData):
+    """Number words of a language, and their digits."""
+
+    kind: Literal["numbers"]
+    language: str = "de"
+    """A language of num2words."""
+    digits: Annotated[int, Field(ge=1, le=9)] = 6
+    """Numbers have one to this many digits."""
+
+
+class DatesData(GeneratedData):
+    """Dates as people write them, and as ISO 8601."""
+
+    kind: Literal["dates"]
+    languages: Annotated[tuple[str, ...], Field(min_length=1)] = ("en", "de", "ko", "fr", "es")
+    """Locales of babel."""
+    first_year: Annotated[int, Field(ge=1, le=9999)] = 1900
+    """The earliest."""
+    last_year: Annotated[int, Field(ge=1, le=9999)] = 2099
+    """The latest."""
+
+    @model_validator(mode="after")
+    def first_year_is_not_later(self) -> "DatesData":
+        if self.first_year > self.last_year:
+            raise ValueError(f"first_year {self.first_year} is after last_year {self.last_year}")
+        return self
+
+
+Data = Annotated[
+    ParallelData
+    | TableData
+    | JsonData
+    | LabelledData
+    | StoryData
+    | SquadData
+    | DocumentData
+    | ReverseData
+    | NumbersData
+    | DatesData,
+    Field(discriminator="kind"),
+]

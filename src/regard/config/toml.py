@@ -1,0 +1,194 @@
+"""Settings from TOML files and `--set a.b=c`, and back; every complaint names its setting and what was meant."""
+
+import difflib
+import os
+import tomllib
+import typing
+from collections.abc import Iterable, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+
+from regard.config.config import Config
+from regard.config.settings import Paths
+from regard.errors import ConfigError
+
+
+def recipes() -> dict[str, Path]:
+    """The built-in recipes: name -> file."""
+    folder = Path(str(resources.files("regard"))) / "recipes"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def read(name_or_path: str, changes: Iterable[str] = ()) -> Config:
+    """Read a recipe's name or a .toml file, apply `a.b=c` changes, check it, and make its paths absolute."""
+    return located(parse(Path(find(name_or_path)), changes))
+
+
+def find(name_or_path: str) -> Path:
+    """The file of a recipe's name, or of a path that ends in .toml."""
+    known = recipes()
+    if name_or_path in known:
+        return known[name_or_path]
+    path = Path(name_or_path)
+    if path.is_dir():
+        raise ConfigError(f"{path} is a directory, expected a .toml file or a recipe's name.")
+    if path.exists():
+        return path
+    if path.suffix == ".toml":
+        raise ConfigError(f"{path} does not exist. Give a .toml file, or a recipe: {', '.join(known)}.")
+    raise ConfigError(f"unknown recipe {name_or_path}.{suggestion(name_or_path, known)} See `regard recipes`.")
+
+
+def parse(path: Path, changes: Iterable[str] = ()) -> Config:
+    """Read and check one TOML file."""
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, and numbers that are too long
+        raise ConfigError(f"{path} is not TOML: {error}.") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+    changes = list(changes)
+    return checked(merge(tree, changes), f"{path} with --set" if changes else str(path))
+
+
+def changed(config: Config, changes: Iterable[str]) -> Config:
+    """The same settings with `a.b=c` changes; file names in them are made absolute."""
+    changes = list(changes)
+    made = checked(merge(config.model_dump(exclude_none=True), changes), "--set")
+    return located(made) if changes else made
+
+
+def merge(tree: dict[str, Any], changes: Iterable[str]) -> dict[str, Any]:
+    """Apply changes of the form `a.b=c`, whose values are TOML or plain text, to a tree of settings."""
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"--set {change} is not of the form name=value, as in --set train.steps=200.")
+        try:
+            parsed = tomllib.loads(f"value = {text}")
+            value = parsed["value"] if len(parsed) == 1 else text
+        except (ValueError, RecursionError):
+            value = text
+        *groups, last = name.strip().split(".")
+        place = tree
+        for group in groups:
+            place = place.setdefault(group, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"--set {change}: {group} is a value, not a group of settings.")
+        place[last] = value
+    return tree
+
+
+def checked(tree: dict[str, Any], where: str) -> Config:
+    """Validate a tree of settings; every complaint names its setting."""
+    try:
+        return Config.model_validate(frozen(tree))
+    except ValidationError as error:
+        lines = [complaint(problem) for problem in error.errors()]
+        raise ConfigError(f"{where}: " + "\n".join(lines)) from error
+
+
+def frozen(value: Any) -> Any:
+    """TOML's arrays as the tuples that frozen settings hold."""
+    if isinstance(value, dict):
+        return {name: frozen(inner) for name, inner in value.items()}
+    return tuple(frozen(inner) for inner in value) if isinstance(value, list | tuple) else value
+
+
+def complaint(problem: Any) -> str:
+    """One pydantic problem in our words."""
+    place, fields, inside = place_of(problem["loc"])
+    name = ".".join(place)
+    match problem["type"]:
+        case "extra_forbidden":
+            return f"unknown setting {name}.{suggestion(place[-1], fields, '.'.join(place[:-1]))}"
+        case "missing":
+            return f"setting {name} is missing."
+        case "union_tag_not_found":
+            kinds = [kind for model in inside for kind in typing.get_args(model.model_fields["kind"].annotation)]
+            return f"setting {name}.kind is missing. Choose one of {', '.join(map(repr, kinds))}."
+        case "union_tag_invalid":
+            return f"{name}.kind is {problem['ctx']['tag']!r}, expected one of {problem['ctx']['expected_tags']}."
+        case "value_error":
+            return f"{name}{': ' if name else ''}{problem['ctx']['error']}."
+        case "model_type" | "model_attributes_type":
+            names = ", ".join(dict.fromkeys(field for model in inside[:1] for field in model.model_fields))
+            return f"setting {name} is {problem['input']!r}, expected a table {{ .. }} of settings such as {names}."
+    words = f"{problem['msg'][0].lower()}{problem['msg'][1:]}".replace("valid tuple", 'list, as ["a", "b"]')
+    return f"setting {name} is {problem['input']!r}: {words}."
+
+
+def place_of(location: tuple[Any, ...]) -> tuple[list[str], list[str], list[type[BaseModel]]]:
+    """The dotted place without the union members that pydantic names, the fields beside it, the models inside it."""
+    place: list[str] = []
+    models: list[type[BaseModel]] = [Config]
+    fields: dict[str, type[BaseModel]] = {}
+    for part in location:
+        here = {name: model for model in models for name in model.model_fields}
+        if isinstance(part, str) and part not in here:
+            tagged = [
+                m for m in models if part in typing.get_args(getattr(m.model_fields.get("kind"), "annotation", 0))
+            ]
+            if len(models) > 1 and tagged:
+                models = tagged
+                continue
+            if place and not models:  # a member of a union of plain types
+                continue
+        place.append(str(part))
+        fields = here
+        models = list(models_of(here[part].model_fields[part].annotation)) if part in here else []
+    return place, list(fields), models
+
+
+def models_of(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Every settings class inside an annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in typing.get_args(annotation):
+        yield from models_of(inner)
+
+
+def suggestion(wrong: str, known: Iterable[str], group: str = "") -> str:
+    """` Did you mean ...?`, or nothing when nothing is close."""
+    close = difflib.get_close_matches(wrong, list(known), n=1)
+    return f" Did you mean {group + '.' if group else ''}{close[0]}?" if close else ""
+
+
+def located(config: Config) -> Config:
+    """The same settings with `$VARIABLES` in file names filled in and every file name absolute."""
+    tree = config.model_dump(exclude_none=True)
+    data = tree["data"]
+    obtain = data.get("obtain", "")
+    for split in ("train", "valid", "test"):
+        match data.get(split):
+            case {"source": source, "target": target}:
+                data[split] = {"source": absolute(source, obtain), "target": absolute(target, obtain)}
+            case tuple() as paths:
+                data[split] = absolute(paths, obtain)
+    tree["text"]["raw"] = absolute(tree["text"]["raw"], obtain)
+    for name in ("source_vectors", "target_vectors", "pretrained"):
+        if name in tree["model"]:
+            (tree["model"][name],) = absolute((tree["model"][name],), "")
+    return checked(tree, "settings")
+
+
+def absolute(paths: Iterable[str], obtain: str) -> Paths:
+    """File names with environment variables filled in, from the current directory."""
+    found = []
+    for path in paths:
+        full = os.path.expandvars(os.path.expanduser(path))
+        if "$" in full:
+            name = full[full.index("$") :].split("/")[0]
+            hint = f" {obtain}" if obtain else ""
+            raise ConfigError(f"the environment variable {name} is not set, and the data is at {path}.{hint}")
+        found.append(str(Path(full).absolute()))
+    return tuple(found)
+
+
+def written(config: Config) -> str:
+    """The whole configuration as TOML."""
+    return tomli_w.dumps(config.model_dump(exclude_none=True))

@@ -1,0 +1,200 @@
+"""Numbers to trust: each names what it measures, and a larger or smaller one is better by definition here."""
+
+import math
+import re
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from regard.config.config import Metric
+
+SMALLER_IS_BETTER = ("ter", "wer", "per", "perplexity", "nats", "bpb", "ece")
+
+References = Sequence[Sequence[str]]
+"""Of every output, one or more right answers."""
+
+
+def better(metric: Metric) -> Callable[[float, float], bool]:
+    """Whether a first value of a metric is better than a second."""
+    return (lambda new, old: new < old) if metric in SMALLER_IS_BETTER else (lambda new, old: new > old)
+
+
+def score(metric: Metric, outputs: Sequence[str], references: References, separator: str | None = None) -> float:
+    """A metric of outputs, in percent (bleu, chrf and ter as sacreBLEU prints them). Outputs that are labels come with
+    their `separator` ("" if each is one label): then only a whole output is accurate, else every token counts."""
+    match metric:
+        case "bleu" | "chrf" | "ter":
+            return corpus(metric, outputs, references)[0]
+        case "accuracy" if separator is None:
+            return 100 * token_accuracy(outputs, references)
+        case "exact" | "accuracy":
+            return 100 * mean([output in wanted for output, wanted in zip(outputs, references, strict=True)])
+        case "wer":
+            return 100 - score("exact", outputs, references)
+        case "per":
+            return 100 * error_rate(outputs, references)
+        case "f1":
+            return 100 * macro_f1(outputs, references, separator or "")
+        case "rouge1" | "rouge2" | "rougel":
+            return 100 * rouge(metric, outputs, references)
+        case "span_exact":
+            return 100 * mean(
+                [max(bare(o) == bare(w) for w in wanted) for o, wanted in zip(outputs, references, strict=True)]
+            )
+        case "span_f1":
+            return 100 * mean(
+                [max(overlap(o, w) for w in wanted) for o, wanted in zip(outputs, references, strict=True)]
+            )
+        case "perplexity" | "nats" | "bpb" | "ece":
+            raise ValueError(f"{metric} is made of a model's probabilities, not of outputs")
+
+
+def corpus(metric: Metric, outputs: Sequence[str], references: References) -> tuple[float, str]:
+    """sacreBLEU's figure and the signature that says how it was made."""
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+    from sacrebleu.metrics.ter import TER
+
+    kinds = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
+    most = max(map(len, references))
+    streams = [[wanted[i] if i < len(wanted) else None for wanted in references] for i in range(most)]
+    measure: Any = kinds[metric]()
+    figure = measure.corpus_score(list(outputs), streams)
+    return float(figure.score), str(measure.get_signature())
+
+
+def mean(values: Sequence[float | bool]) -> float:
+    """The mean; of nothing it is not a number."""
+    return sum(values) / len(values) if values else math.nan
+
+
+def token_accuracy(outputs: Sequence[str], references: References) -> float:
+    """The share of places where the output has the reference's token (tokens are what white space separates; a
+    missing or additional token is wrong), by the reference that fits best."""
+    right = places = 0
+    for output, wanted in zip(outputs, references, strict=True):
+        found = output.split()
+        choices = []
+        for reference in wanted:
+            tokens = reference.split()
+            same = sum(a == b for a, b in zip(found, tokens, strict=False))
+            choices.append((same / max(1, len(found), len(tokens)), same, max(len(found), len(tokens))))
+        _, same, length = max(choices)
+        right += same
+        places += length
+    return right / places if places else math.nan
+
+
+def error_rate(outputs: Sequence[str], references: References) -> float:
+    """Edits per reference token, by the reference that needs the fewest: the phoneme error rate when tokens are
+    phonemes, the word error rate of speech recognition when they are words."""
+    edits = length = 0
+    for output, wanted in zip(outputs, references, strict=True):
+        found = output.split()
+        fewest, size = min((edit_distance(found, reference.split()), len(reference.split())) for reference in wanted)
+        edits += fewest
+        length += size
+    return edits / length if length else math.nan
+
+
+def edit_distance(left: Sequence[str], right: Sequence[str]) -> int:
+    """Insertions, deletions and substitutions from one sequence to another (Levenshtein)."""
+    row = list(range(len(right) + 1))
+    for i, a in enumerate(left, 1):
+        before, row[0] = row[0], i
+        for j, b in enumerate(right, 1):
+            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (a != b))
+    return row[-1]
+
+
+# --- labels ----------------------------------------------------------------------------------------------------------
+
+
+def confusion(outputs: Sequence[str], references: References) -> dict[str, dict[str, int]]:
+    """How often each right label (first) was taken for each label (second)."""
+    right = [meant(*pair) for pair in zip(outputs, references, strict=True)]
+    names = sorted({*right, *outputs})
+    table = {name: dict.fromkeys(names, 0) for name in sorted(set(right))}
+    for output, wanted in zip(outputs, right, strict=True):
+        table[wanted][output] += 1
+    return table
+
+
+def meant(output: str, wanted: Sequence[str]) -> str:
+    """The right answer that an output is compared with: itself, if it is one of them."""
+    return output if output in wanted else wanted[0]
+
+
+def macro_f1(outputs: Sequence[str], references: References, separator: str = "") -> float:
+    """The mean over the labels of the harmonic mean of precision and recall; a label nobody wanted or gave has none. A
+    whole text is one label, or several with a `separator` between them."""
+    pairs = [
+        (split(output, separator), split(meant(output, wanted), separator))
+        for output, wanted in zip(outputs, references, strict=True)
+    ]
+    found = []
+    for name in sorted(set().union(*(given | wanted for given, wanted in pairs))):
+        right = sum(name in given and name in wanted for given, wanted in pairs)
+        all_ = sum((name in given) + (name in wanted) for given, wanted in pairs)
+        found.append(2 * right / all_)
+    return mean(found)
+
+
+def split(labels: str, separator: str) -> set[str]:
+    """The labels in a text."""
+    parts = labels.split(separator) if separator else [labels]
+    return {label.strip() for label in parts if label.strip()}
+
+
+def calibration_error(sure: Sequence[float], outputs: Sequence[str], references: References, bins: int = 15) -> float:
+    """ECE (Guo 2017): how far, on average, the probability of an answer is from the share of right ones among those of
+    like probability."""
+    groups: list[list[tuple[float, bool]]] = [[] for _ in range(bins)]
+    for probability, output, wanted in zip(sure, outputs, references, strict=True):
+        groups[min(bins - 1, int(probability * bins))].append((probability, output in wanted))
+    gaps = [abs(sum(p - right for p, right in group)) for group in groups]
+    return sum(gaps) / max(1, len(outputs))
+
+
+# --- summaries -------------------------------------------------------------------------------------------------------
+
+
+class Words:
+    """ROUGE's tokens: runs of letters, their marks, and digits of any script, in small letters."""
+
+    def tokenize(self, text: str) -> list[str]:
+        def inside(sign: str) -> bool:
+            return sign.isalnum() or sign == "_" or unicodedata.category(sign)[0] == "M"
+
+        found = "".join(sign if inside(sign) else " " for sign in text.lower()).split()
+        return [word for word in found if any(sign.isalnum() or sign == "_" for sign in word)]
+
+
+def rouge(metric: str, outputs: Sequence[str], references: References) -> float:
+    """The mean F of rouge-score, by the reference that fits best; words of any script count, and are not stemmed."""
+    from rouge_score.rouge_scorer import RougeScorer
+
+    name = {"rougel": "rougeL"}.get(metric, metric)
+    scorer = RougeScorer([name], tokenizer=Words())
+    pairs = zip(outputs, references, strict=True)
+    return mean([max(scorer.score(wanted, output)[name].fmeasure for wanted in several) for output, several in pairs])
+
+
+# --- spans -----------------------------------------------------------------------------------------------------------
+
+
+def bare(text: str) -> str:
+    """An answer as SQuAD's rules compare it: small letters, without punctuation, English articles and wide spaces."""
+    letters = "".join(letter for letter in text.lower() if letter not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", letters).split())
+
+
+def overlap(output: str, wanted: str) -> float:
+    """F1 of the words that two answers share, by SQuAD's rules."""
+    left, right = bare(output).split(), bare(wanted).split()
+    if not left or not right:
+        return float(left == right)
+    same = sum((Counter(left) & Counter(right)).values())
+    return 2 * same / (len(left) + len(right))

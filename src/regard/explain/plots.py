@@ -1,0 +1,173 @@
+"""Maps drawn: in the terminal, and as pictures."""
+
+import contextlib
+import io
+import textwrap
+import unicodedata
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from regard.errors import InputError
+from regard.training.checkpoint import replace
+
+SHADES = " ░▒▓█"
+FONTS = ("Noto Sans CJK KR", "Noto Sans KR", "NanumGothic", "Apple SD Gothic Neo", "Malgun Gothic", "Noto Sans CJK JP")
+
+
+def letters(text: str) -> list[str]:
+    """A text's letters as they are seen: marks, joiners and what they join stay with the letter before."""
+    found: list[str] = []
+    for one in unicodedata.normalize("NFC", text):
+        joins = unicodedata.category(one) in ("Mn", "Me", "Cf") or (found and found[-1].endswith("\u200d"))
+        if found and joins:
+            found[-1] += one
+        else:
+            found.append(one)
+    return found
+
+
+def drawn(
+    weights: Tensor,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    colour: bool = True,
+    most: int = 100,
+    top: float | None = None,
+) -> Text:
+    """A map (query, key) for the terminal: darker is more, `top` (its largest weight, unless given) is black. Without
+    colour the shades stay readable. A source wider than `most` characters has its tokens written downwards, and what is
+    still wider comes in parts."""
+    top = max(float(weights.max()), 1e-6) if top is None else top
+    margin = max(map(cell_len, rows)) + 2
+    wide = margin + sum(cell_len(key) + 1 for key in columns) <= most
+    parted = [letters(key) for key in columns]
+    cells = max((cell_len(one) for key in parted for one in key), default=1)
+    room = max(1, (most - margin) // (cells + 1))
+    if not wide and len(columns) > room:
+        starts = range(0, len(columns), room)
+        parts = [(weights[:, start : start + room], columns[start : start + room]) for start in starts]
+        return Text("\n").join(drawn(part, rows, names, colour, most, top) for part, names in parts)
+    widths = [cell_len(key) if wide else cells for key in columns]
+    out = Text()
+    for line in range(1 if wide else max(map(len, parted))):
+        labels = columns if wide else ["".join(key[line : line + 1]) for key in parted]
+        padded = [label + " " * (width - cell_len(label)) for label, width in zip(labels, widths, strict=True)]
+        out.append((" " * margin + " ".join(padded)).rstrip() + "\n")
+    for name, row in zip(rows, weights.tolist(), strict=True):
+        out.append(" " * (margin - 2 - cell_len(name)) + name + "  ", style="bold" if colour else "")
+        for weight, width in zip(row, widths, strict=True):
+            shade = SHADES[min(len(SHADES) - 1, int(weight / top * len(SHADES)))]
+            out.append(shade * width + " ", style="cyan" if colour else "")
+        out.append("\n")
+    return out
+
+
+def calculated(found: Any, columns: Sequence[str]) -> Table:
+    """B8 as a table for the terminal: a row a key, from its score to its share; `found` is a look's calculation."""
+    table = Table("looks at", "query · key", "scaled", "weight", "× value (first of it)", box=None, header_style="bold")
+    rows = zip(columns, found.scores, found.scaled, found.seen, found.weights, found.values, strict=True)
+    for name, score, scaled, seen, weight, value in rows:
+        share = " ".join(f"{number:+.3f}" for number in (weight * value)[:4].tolist())
+        numbers = [f"{float(score):+.3f}", f"{float(scaled):+.3f}" if seen else "hidden", f"{float(weight):.4f}"]
+        table.add_row(Text(name), *numbers, share)
+    total = " ".join(f"{number:+.3f}" for number in found.context[:4].tolist())
+    table.add_row("sum", "", "", f"{float(found.weights.sum()):.4f}", total, style="bold")
+    return table
+
+
+def surveyed(maps: Iterable[tuple[str, Sequence[float], Sequence[float] | None]]) -> Table:
+    """Every head as a row: how widely it looks (entropy, in bits) and how far (in tokens; self-attention only)."""
+    table = Table("map", "head", "entropy", "distance", box=None, header_style="bold")
+    for name, entropy, distance in maps:
+        for head, bits in enumerate(entropy):
+            table.add_row(name, str(head), f"{bits:.2f}", "" if distance is None else f"{distance[head]:.1f}")
+    return table
+
+
+def family() -> list[str]:
+    """The fonts to draw with. What matplotlib knows may be older than a font that was installed since, so the system is
+    asked where it knows none of FONTS."""
+    from matplotlib import font_manager
+
+    def known() -> list[str]:
+        names = {font.name for font in font_manager.fontManager.ttflist}
+        return [font for font in FONTS if font in names]
+
+    if not known():
+        stems = [font.replace(" ", "").removesuffix("KR").removesuffix("JP").lower() for font in FONTS]
+        for path in font_manager.findSystemFonts():
+            if Path(path).name.lower().startswith(tuple(stems)):
+                font_manager.fontManager.addfont(path)
+    return ["DejaVu Sans", *known()]
+
+
+@contextlib.contextmanager
+def figure(path: Path, columns: int, rows: int, size: tuple[float, float]) -> Iterator[Any]:
+    """Axes (rows, columns) to draw on; the file is written beside and renamed."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise InputError("pictures need matplotlib: pip install 'regard[pictures]'.") from error
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise InputError(f"{path} ends in {path.suffix!r}; a picture's name ends in .png, .svg or .pdf.")
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    with pyplot.rc_context({"font.family": family(), "svg.hashsalt": "regard"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # no installed font has that letter: a box is drawn
+        drawing, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+        try:
+            yield axes
+            file = io.BytesIO()
+            drawing.savefig(file, dpi=160, format=path.suffix[1:].lower())
+            replace(path, file.getvalue())
+        finally:
+            pyplot.close(drawing)
+
+
+def wrapped(title: str, width: int, most: int = 4) -> str:
+    """A title whose every line is broken into at most `most` of a width in letters, of which wide ones take two."""
+    lines = []
+    for line in title.expandtabs(4).splitlines():
+        letters = max(10, width * len(line) // max(1, cell_len(line)))
+        lines += textwrap.wrap(line, letters, max_lines=most, placeholder=" …")
+    return "\n".join(lines)
+
+
+def save_map(path: Path, weights: Tensor, rows: Sequence[str], columns: Sequence[str], title: str) -> None:
+    """One map (query, key) with its tokens."""
+    width, height = (min(24.0, 2.0 + 0.32 * count) for count in (len(columns), len(rows)))
+    heading = wrapped(title, round(12 * max(3.0, width)))
+    with figure(path, 1, 1, (max(3.0, width), max(2.5, height) + 0.15 * heading.count("\n"))) as axes:
+        axis = axes[0, 0]
+        image = axis.imshow(weights.numpy(), cmap="viridis", vmin=0, aspect="auto", interpolation="nearest")
+        axis.figure.colorbar(image, ax=axis, fraction=0.05, pad=0.02).ax.tick_params(labelsize=7)
+        axis.figure.suptitle(heading, fontsize=9, parse_math=False)
+        for ticks, labels, turn in ((axis.xaxis, columns, 90), (axis.yaxis, rows, 0)):
+            step = max(1, len(labels) // 80)
+            ticks.set_ticks(range(0, len(labels), step), labels[::step], rotation=turn, fontsize=8, parse_math=False)
+        axis.xaxis.tick_top()
+
+
+def save_grid(path: Path, maps: Sequence[tuple[str, Tensor]]) -> None:
+    """Every head (column) of every map (row) as a small picture, each in its own scale: named weights (heads, query,
+    key)."""
+    most = max(len(weights) for _, weights in maps)
+    with figure(path, most, len(maps), (1.6 + 1.5 * most, 1.5 * len(maps))) as axes:
+        for line, (name, weights) in zip(axes, maps, strict=True):
+            for head, axis in enumerate(line):
+                axis.set_xticks([])
+                axis.set_yticks([])
+                if head < len(weights):
+                    axis.imshow(weights[head].numpy(), cmap="viridis", vmin=0, aspect="auto")
+                    axis.set_xlabel(f"head {head}", fontsize=6)
+                else:
+                    axis.axis("off")
+            line[0].set_ylabel(name.replace(".blocks.", " ").replace("_attention", ""), fontsize=6)

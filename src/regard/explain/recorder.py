@@ -1,0 +1,151 @@
+"""Looking from outside: every attention map of a model, by module path, while nothing in the model knows of it.
+
+The model runs as always, with the fast path; a hook on each attention recomputes its map from that layer's own queries
+and keys. While a model decodes, what it read is remembered for every hypothesis, so the maps of the one that was chosen
+can be put together afterwards.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.errors import InputError
+from regard.nn.attention import Attention, Memory
+from regard.tasks.models import State
+
+Seen = Callable[[str, Attention, Tensor, Memory, Tensor | None], None]
+"""Gets the module path, the attention, its queries, its memory and its mask."""
+
+
+@contextlib.contextmanager
+def watch(model: nn.Module, seen: Seen, only: Callable[[str], bool] = lambda name: True) -> Iterator[None]:
+    """Call `seen` whenever an attention whose path is wanted is used inside the block."""
+
+    def hook(name: str) -> Any:
+        def call(module: Attention, inputs: tuple[Any, ...], output: Tensor) -> None:
+            queries, memory, mask = (*inputs, None)[:3]
+            seen(name, module, queries, memory, mask)
+
+        return call
+
+    modules = [(name, module) for name, module in model.named_modules() if isinstance(module, Attention)]
+    handles = [module.register_forward_hook(hook(name)) for name, module in modules if only(name)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class Trail(NamedTuple):
+    """Rides along in a decoder's state, so that it is re-ordered with the hypotheses."""
+
+    sentence: Tensor  # (rows,) number of the source
+    tokens: Tensor  # (rows, n) what was read so far
+
+
+class Maps(dict[str, Tensor]):
+    """Module path -> (batch, heads, query, key), never averaged: of plain forward passes. Maps of one module that were
+    made one after another (a recurrent decoder's) stand one below the other, as more queries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: dict[tuple[int, ...], dict[str, Tensor]] = {}
+        """(source number, tokens read) -> the maps of the step that read the last of them, (heads, 1, key)."""
+        self.sources: dict[tuple[int, ...], int] = {}
+        """The ids of a source -> its number."""
+        self.encoded: dict[int, dict[str, Tensor]] = {}
+        """Source number -> the encoder's maps."""
+
+    def add(self, name: str, weights: Tensor) -> None:
+        self[name] = torch.cat([self[name], weights], dim=-2) if name in self else weights
+
+    def taken(self) -> dict[str, Tensor]:
+        """What was added since the last time."""
+        found = dict(self)
+        self.clear()
+        return found
+
+    def of(self, source: Sequence[int], tokens: Sequence[int]) -> dict[str, Tensor]:
+        """The maps (heads, query, key) that led to one output of decoding: the ids of its source, and of the output
+        without <bos> and <eos>. The last query is the one that gave <eos>."""
+        if tuple(source) not in self.sources:
+            raise InputError("nothing was decoded from this source while it was recorded.")
+        number = self.sources[tuple(source)]
+        first = next(key[1] for key in self.steps if key[0] == number)  # <bos>, or a prompt's last token
+        rows = [self.steps[number, first, *tokens[:length]] for length in range(len(tokens) + 1)]
+        found = dict(self.encoded[number])
+        for name in rows[-1]:
+            parts = [row[name] for row in rows]
+            if "self" in name:  # a row more is a key more; a prompt was read before
+                prompt = [found[name]] if name in found else []
+                ends = [sum(part.shape[-1] for part in prompt) + count for count in range(1, len(rows) + 1)]
+                pairs = zip(parts, ends, strict=True)
+                parts = [*prompt, *(F.pad(part[..., -end:], (max(0, end - part.shape[-1]), 0)) for part, end in pairs)]
+                longest = ends[-1]
+            else:
+                longest = len(source)
+                parts = [part[..., :longest] for part in parts]
+            found[name] = torch.cat([F.pad(part, (0, longest - part.shape[-1])) for part in parts], dim=-2)
+        return found
+
+
+@contextlib.contextmanager
+def record(
+    model: nn.Module, only: Callable[[str], bool] = lambda name: True, heads: slice = slice(None)
+) -> Iterator[Maps]:
+    """Record the maps that the model makes inside the block: of every attention whose path is wanted, of all its heads
+    or of some. What is not wanted is not computed. After decoding, ask `Maps.of` for the output that was chosen."""
+    maps = Maps()
+
+    def seen(name: str, module: Attention, queries: Tensor, memory: Memory, mask: Tensor | None) -> None:
+        maps.add(name, module.weights(queries, memory, mask, heads).detach())
+
+    with watch(model, seen, only), followed(model, maps):
+        yield maps
+
+
+@contextlib.contextmanager
+def followed(model: Any, maps: Maps) -> Iterator[None]:
+    """While a model decodes (`start`, `step`), file its maps by what each hypothesis has read."""
+    if not hasattr(model, "start"):
+        yield
+        return
+    start, step = model.start, model.step
+
+    def starting(source: Tensor, lengths: Tensor) -> State:
+        state: State = start(source, lengths)
+        encoded, numbers = maps.taken(), []
+        for row, length in enumerate(lengths.tolist()):
+            number = maps.sources.setdefault(tuple(source[row, :length].tolist()), len(maps.sources))
+            read = (
+                slice(length) if state.first is None else slice(source.shape[1] - length, None)
+            )  # prompts end in line
+            maps.encoded[number] = {name: part[row, :, read, read] for name, part in encoded.items()}
+            numbers.append(number)
+        trail = Trail(torch.tensor(numbers, device=source.device), source[:, :0])
+        return State(state.source, (state.past, trail), state.first)
+
+    def stepping(tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        past, trail = state.past
+        logprobs, after = step(tokens, State(state.source, past))
+        trail = Trail(trail.sentence, torch.cat([trail.tokens, tokens[:, None]], dim=1))
+        # hypotheses of one sentence may have been its queries: as rows again, (rows, heads, 1, key)
+        made = {
+            name: part.transpose(1, 2).reshape(len(tokens), part.shape[1], 1, -1) for name, part in maps.taken().items()
+        }
+        for row, (sentence, read) in enumerate(zip(trail.sentence.tolist(), trail.tokens.tolist(), strict=True)):
+            maps.steps[sentence, *read] = {name: part[row] for name, part in made.items()}
+        return logprobs, State(after.source, (after.past, trail))
+
+    before = {name: vars(model)[name] for name in ("start", "step") if name in vars(model)}  # by a record around this
+    model.start, model.step = starting, stepping
+    try:
+        yield
+    finally:
+        del model.start, model.step
+        vars(model).update(before)

@@ -1,0 +1,96 @@
+"""Cross-entropy with label smoothing, as a sum and a count: averaging happens once, in the trainer."""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.data.batching import Batch
+from regard.data.vocabulary import PAD
+
+FEW = 2**18
+"""Logits that stay in the cache as a whole table."""
+
+
+class Loss(NamedTuple):
+    """Sums over the wanted tokens, and how many there were."""
+
+    total: Tensor  # () smoothed: what is minimised
+    plain: Tensor  # () without smoothing, in nats: what perplexity is made of
+    tokens: int
+
+
+class Trainable(nn.Module):
+    """All that the trainer knows of a model: it has a loss."""
+
+    def loss(self, batch: Batch, smoothing: float = 0.0) -> Loss:
+        """The loss of a batch's answers."""
+        raise NotImplementedError
+
+
+def cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, answer: Tensor, smoothing: float = 0.0) -> Loss:
+    """The loss of logits = hidden @ weight.T + bias against the answer.
+
+    hidden (batch, target, size), weight (vocab, size), bias (vocab,), answer (batch, target) with PAD where nothing is
+    wanted. The logits are made and used a block of rows at a time (see `Blockwise`), unless they are few.
+    """
+    rows = answer.flatten()
+    if not smoothing and len(rows) * len(weight) <= FEW:
+        logits = F.linear(hidden.flatten(0, -2), weight.to(hidden.dtype), bias.to(hidden.dtype))
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        sum_ = F.cross_entropy(wide, rows, ignore_index=PAD, reduction="sum")
+        return Loss(sum_, sum_.detach(), int((rows != PAD).sum()))
+    total, plain = Blockwise.apply(hidden.flatten(0, -2), weight, bias, rows, smoothing)  # type: ignore[no-untyped-call]
+    return Loss(total, plain, int((rows != PAD).sum()))
+
+
+class Blockwise(torch.autograd.Function):
+    """Output layer and smoothed cross-entropy in one: each block of rows gives its loss and its gradients while it is
+    in the cache, so a table of (tokens, vocabulary) never exists. A training step's largest tensor is gone with it."""
+
+    CELLS = 2**21
+    """Logits per block."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, answer: Tensor, smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        """hidden (n, size), weight (vocab, size), bias (vocab,), answer (n,) -> (), ()."""
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        total, plain = hidden.new_zeros((), dtype=wide), hidden.new_zeros((), dtype=wide)
+        slopes = [torch.empty_like(hidden), torch.zeros_like(weight), torch.zeros_like(bias)]
+        learning = any(ctx.needs_input_grad)
+        rows = max(1, Blockwise.CELLS // len(weight))
+        for start in range(0, len(hidden), rows):
+            block = slice(start, start + rows)
+            logits = F.linear(hidden[block], weight.to(hidden.dtype), bias.to(hidden.dtype)).to(wide)
+            surprise, uniform, slope = smoothed(logits, answer[block, None], smoothing)
+            plain += surprise.sum()
+            total += (1 - smoothing) * surprise.sum() + smoothing * uniform.sum()
+            if learning:
+                slope = slope.to(hidden.dtype)
+                torch.mm(slope, weight.to(hidden.dtype), out=slopes[0][block])
+                slopes[1] += slope.T @ hidden[block]
+                slopes[2] += slope.sum(0)
+        ctx.save_for_backward(*slopes)
+        ctx.mark_non_differentiable(plain)
+        return total, plain
+
+    @staticmethod
+    def backward(ctx: Any, total: Tensor, plain: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias = ctx.saved_tensors
+        return hidden * total.to(hidden.dtype), weight * total, bias * total, None, None
+
+
+def smoothed(logits: Tensor, wanted: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
+    """logits (n, vocab), wanted (n, 1) -> -log p(wanted) and the mean -log p, both (n, 1), zero where PAD is wanted,
+    and the gradient of their smoothed sum, in the place of the logits."""
+    real = wanted != PAD
+    shifted = logits.sub_(logits.amax(-1, keepdim=True))
+    picked, mean = shifted.gather(-1, wanted), shifted.mean(-1, keepdim=True)
+    spread = shifted.exp_()
+    sums = spread.sum(-1, keepdim=True)
+    slope = spread.mul_(real / sums).sub_(smoothing / logits.shape[-1] * real)
+    slope.scatter_add_(-1, wanted, (smoothing - 1) * real.to(logits.dtype))
+    return (sums.log() - picked) * real, (sums.log() - mean) * real, slope

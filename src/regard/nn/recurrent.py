@@ -1,0 +1,114 @@
+"""The recurrent line: an encoder that reads, a decoder that writes with or without attention (A1, A2)."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from regard.attention.masks import padding
+from regard.config.config import RNNConfig
+from regard.nn.attention import Memory, one_head
+from regard.nn.layers import Dropout, Linear
+
+NETWORKS = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+CELLS = {"rnn": nn.RNNCell, "gru": nn.GRUCell, "lstm": nn.LSTMCell}
+
+
+class Encoder(nn.Module):
+    """h_t = f(x_t, h_{t-1}), stacked; both directions have half of the size each."""
+
+    def __init__(self, config: RNNConfig) -> None:
+        super().__init__()
+        directions = 2 if config.bidirectional else 1
+        self.network = NETWORKS[config.cell](
+            config.embedding,
+            config.size // directions,
+            config.layers,
+            batch_first=True,
+            bidirectional=config.bidirectional,
+            dropout=config.dropout if config.layers > 1 else 0.0,
+        )
+        self.directions = directions
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings (batch, source, embedding) -> states (batch, source, size) and last states (batch, layer, size),
+        each direction's own last."""
+        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        states, last = self.network(packed)
+        states, _ = pad_packed_sequence(states, batch_first=True, total_length=x.shape[1])
+        if isinstance(last, tuple):  # an LSTM's (hidden, cell)
+            last = last[0]
+        last = last.unflatten(0, (-1, self.directions)).permute(2, 0, 1, 3).flatten(2)
+        return states, last
+
+
+class Source(NamedTuple):
+    """What the decoder looks at. Rows are sentences."""
+
+    memory: Memory
+    mask: Tensor
+    summary: Tensor  # (batch, size) the encoder's last state: the fixed-size context of A1
+
+
+class Hidden(NamedTuple):
+    """The decoder's state, layer by layer. Rows are hypotheses; `cell` is an LSTM's (else the same as hidden)."""
+
+    hidden: Tensor  # (batch, layer, size)
+    cell: Tensor  # (batch, layer, size)
+
+
+class Decoder(nn.Module):
+    """s_t = g(y_{t-1}, s_{t-1}, c_t), where c_t is the encoder's last state (A1) or what s_{t-1} looked at (A2); then
+    c_t joins s_t to give y_t."""
+
+    def __init__(self, config: RNNConfig) -> None:
+        super().__init__()
+        self.kind = config.cell
+        size = config.size
+        self.attention = None if config.attention == "none" else one_head(size, config.attention)
+        widths = [config.embedding + size] + [size] * (config.layers - 1)
+        self.cells = nn.ModuleList(CELLS[config.cell](width, size) for width in widths)
+        self.bridge = Linear(size, size)
+        self.join = Linear(2 * size + config.embedding, config.embedding)
+        self.dropout = Dropout(config.dropout)
+
+    def remember(self, states: Tensor, last: Tensor, lengths: Tensor) -> tuple[Source, Hidden]:
+        """The source to look at, and the first state: the encoder's last, layer by layer."""
+        memory = Memory(states[:, None], states[:, None]) if self.attention is None else self.attention.remember(states)
+        first = torch.tanh(self.bridge(last))
+        return Source(memory, padding(lengths, states.shape[1]), last[:, -1]), Hidden(first, first)
+
+    def look(self, hidden: Tensor, source: Source) -> Tensor:
+        """The context (rows, size) for a state (rows, size)."""
+        sentences = len(source.summary)
+        if self.attention is None:
+            return source.summary.repeat_interleave(len(hidden) // sentences, dim=0)
+        queries = self.attention.ask(hidden.reshape(sentences, -1, hidden.shape[-1]))
+        seen: Tensor = self.attention(queries, source.memory, source.mask)
+        return seen.reshape(hidden.shape)
+
+    def step(self, x: Tensor, source: Source, past: Hidden) -> tuple[Tensor, Hidden]:
+        """One embedding a row (rows, embedding) -> what the output is made of (rows, 2 size + embedding), new state."""
+        context = self.look(past.hidden[:, -1], source)
+        inputs = torch.cat([x, context], dim=-1)
+        hidden, cell = [], []
+        for layer, network in enumerate(self.cells):
+            if self.kind == "lstm":
+                state, inner = network(inputs, (past.hidden[:, layer], past.cell[:, layer]))
+                cell.append(inner)
+            else:
+                state = network(inputs, past.hidden[:, layer])
+            hidden.append(state)
+            inputs = self.dropout(state)
+        top = torch.stack(hidden, dim=1)
+        return torch.cat([inputs, context, x], dim=-1), Hidden(top, torch.stack(cell, dim=1) if cell else top)
+
+    def forward(self, x: Tensor, source: Source, past: Hidden) -> tuple[Tensor, Hidden]:
+        """Embeddings (rows, target, embedding) -> states (rows, target, embedding) ready for the output layer."""
+        joined = []
+        for inputs in self.dropout(x).unbind(1):
+            state, past = self.step(inputs, source, past)
+            joined.append(state)
+        out: Tensor = self.dropout(torch.tanh(self.join(torch.stack(joined, dim=1))))
+        return out, past

@@ -1,0 +1,251 @@
+"""What clients of /v1 send and get, and how every error looks: the words of the OpenAPI document."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
+
+from regard.config.config import DecodeConfig
+from regard.config.settings import Settings
+from regard.config.toml import suggestion
+from regard.inference.predictor import Predictor
+
+MOST = 20
+"""Answers that may be asked for."""
+BOUNDS: dict[str, dict[str, float]] = {
+    "beam": {"le": 64},
+    "length_penalty": {"le": 10},
+    "max_ratio": {"le": 10},
+    "max_extra": {"le": 1000},
+    "no_repeat": {"le": 32},
+    "min_length": {"le": 1000},
+    "temperature": {"ge": 0.01, "le": 100},
+}
+"""How far a client may go, beside the bounds that the settings have themselves."""
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+class Problem(BaseModel):
+    """What went wrong, and what to do."""
+
+    error: str
+
+
+Responses = dict[int | str, dict[str, Any]]
+PROBLEMS: Responses = {
+    status: {"model": Problem, "description": text}
+    for status, text in {
+        400: "The request makes no sense, or the model cannot take the text.",
+        401: "An API key is needed.",
+        404: "There is no such thing.",
+        408: "The request came too slowly.",
+        413: "The request is larger than the limits.",
+        422: "A field is missing, unknown or of the wrong kind.",
+        429: "Too many texts wait already.",
+        503: "The server is stopping, or busy.",
+    }.items()
+}
+COMPLETIONS, MODELS = OPENAI = "/v1/completions", "/v1/models"
+"""OpenAI's paths, whose errors have OpenAI's form."""
+
+
+class Failing(BaseModel):
+    """An error as OpenAI describes it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Failure(BaseModel):
+    """What went wrong, and what to do, in OpenAI's form."""
+
+    error: Failing
+
+
+FAILURES: Responses = {status: {**PROBLEMS[status], "model": Failure} for status in (400, 401, 404, 408, 413, 429, 503)}
+
+
+def failure(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """An error as OpenAI words it."""
+    kinds = {401: "authentication_error", 429: "rate_limit_error"}
+    codes = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
+    kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code or codes.get(status)}}
+
+
+WRONG_KEY: Responses = {403: {"model": Problem, "description": "The API key is not known."}}
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def whole(text: str) -> str:
+    """Refuse half characters: JSON can spell them, and no answer could repeat them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a lone surrogate at {error.start} is no character. Send valid Unicode") from error
+    return text
+
+
+Text = Annotated[str, AfterValidator(whole)]
+
+
+class Body(Settings):
+    """What a client sends."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+Asked = create_model(
+    "Asked",
+    __base__=Body,
+    __doc__="Decoding settings that differ from the run's own.",
+    **{
+        name: (Annotated[field.annotation, *field.metadata, Field(**BOUNDS.get(name, {}))] | None, None)  # type: ignore
+        for name, field in DecodeConfig.model_fields.items()
+    },
+)
+
+
+class Question(Body):
+    """What predicting and looking have in common."""
+
+    model: str | None = None
+    """A name of /v1/models; the first by default."""
+    best: Annotated[int, Field(ge=1, le=MOST)] = 1
+    """Answers wanted."""
+    settings: Asked | None = None  # type: ignore[valid-type]
+
+
+class Asking(Question):
+    """A text, or what a reader reads: a question and the context that holds the answer."""
+
+    text: Text | None = None
+    question: Text | None = None
+    context: Text | None = None
+
+    def given(self) -> list[str]:
+        """The text as the model takes it; none if there is none."""
+        if (self.question is None) != (self.context is None):
+            raise ValueError("question and context belong together: give both")
+        asked = [] if self.question is None else [f"{self.question.replace(TAB, ' ')}{TAB}{self.context}"]
+        return asked + ([] if self.text is None else [self.text])
+
+
+TAB = "\t"
+"""Between a question and its context."""
+
+
+class PredictBody(Asking):
+    """One text or several, or a question and its context."""
+
+    texts: Annotated[list[Text], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def one_of_them(self) -> "PredictBody":
+        if len(self.given()) + (self.texts is not None) != 1:
+            raise ValueError("give either text or texts (or question and context, to a model that answers)")
+        return self
+
+
+class LookBody(Asking):
+    """A text, and which of its maps are wanted in full."""
+
+    target: Text | None = None
+    """An answer to look at instead of the model's own; for models that write."""
+    full: list[str] | None = None
+    """Names of maps that are not reduced in size; null: all."""
+    vectors: Annotated[list[str], Field(default_factory=list)]
+    """Names of maps whose queries, keys and values are wanted."""
+    packed: bool = True
+    """Whether weights come as base64 of bytes, or as numbers."""
+
+    @model_validator(mode="after")
+    def one_text(self) -> "LookBody":
+        if len(self.given()) != 1:
+            raise ValueError("give text (or question and context, to a model that answers)")
+        return self
+
+
+def decoding(predictor: Predictor, asked: Any) -> DecodeConfig:
+    """A run's decoding settings with those that a client asks for."""
+    return predictor.config.decode.model_copy(update=asked.model_dump(exclude_none=True) if asked else {})
+
+
+def complaint(problems: Sequence[Any], known: type[Body]) -> tuple[int, str]:
+    """What is wrong with a body: the status, and the first problem in words; `known` has the fields it may have."""
+    wrong = problems[0]
+    place = ".".join(str(part) for part in wrong["loc"] if part != "body")
+    if place.startswith("prompt."):
+        return 422, "prompt must be a text, a list of texts, a list of token ids, or a list of such lists."
+    if place.startswith("stop."):
+        return 422, "stop must be a text, or a list of at most 4 texts, none of them empty."
+    match wrong["type"]:
+        case "json_invalid":
+            return 400, f"the body is not JSON: {wrong['ctx']['error']}."
+        case "extra_forbidden":
+            fields = Asked.model_fields if "settings" in wrong["loc"] else known.model_fields
+            return 422, f"unknown field {place[:100]}.{suggestion(str(wrong['loc'][-1])[:100], fields)}"
+        case "model_attributes_type":
+            return 422, f"{place or 'the body'} must be a JSON object, sent with Content-Type: application/json."
+        case "missing":
+            return 422, f"field {place} is missing." if place else "there is no body: send a JSON object."
+        case "value_error":
+            return 422, f"{place}{': ' if place else ''}{wrong['ctx']['error']}."
+    return 422, f"{place[:100] or 'the body'}: {wrong['msg'][0].lower()}{wrong['msg'][1:]}."
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+class TokenAnswer(BaseModel):
+    """One token of an output, as the vocabulary writes it; the last is <eos>."""
+
+    text: str
+    logprob: float
+
+
+class TextAnswer(BaseModel):
+    """One answer to a text, and what is suspicious about it."""
+
+    text: str
+    score: float
+    tokens: list[TokenAnswer]
+    flags: list[str]
+    probability: float | None = None
+    """Of an answer that was chosen, not written."""
+    span: tuple[int, int] | None = None
+    """Of an answer that is a part of the context: its first character in there, and the one after its last."""
+
+
+class PredictAnswer(BaseModel):
+    """The answers to every text, best first."""
+
+    model: str
+    answers: list[list[TextAnswer]]
+
+
+class ModelAnswer(BaseModel):
+    """One model; its languages are null if its run names none."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    kind: str
+    task: Literal["translate", "continue", "classify", "answer", "embed"]
+    source: str | None
+    target: str | None
+    about: str
+    max_length: int
+    decode: DecodeConfig
+
+
+class ModelsAnswer(BaseModel):
+    """The models, the default one first."""
+
+    object: Literal["list"]
+    data: list[ModelAnswer]

@@ -1,0 +1,321 @@
+"""The equation against loops, algebra and torch (B1 to B6)."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracles import EXACT, attend_slowly, rival, shaken, three_maps
+from oracles import exact as exact
+from torch import nn
+from torch.autograd import gradcheck
+from torch.func import functional_call
+from torch.testing import assert_close
+
+from regard.attention.masks import causal, padding
+from regard.attention.positions import linear_bias, rotary
+from regard.nn.attention import (
+    Additive,
+    Memory,
+    attend,
+    biased,
+    context,
+    dot,
+    fused_is_faster,
+    multi_head,
+    one_head,
+    scaled_dot,
+    softmax,
+)
+
+pytestmark = pytest.mark.usefixtures("exact")
+
+BATCH, HEADS, QUERY, KEY, SIZE, VALUE = 2, 3, 5, 7, 11, 13
+
+
+def drawn(query=QUERY, key=KEY, size=SIZE, value=VALUE, learning=False):
+    shapes = ((query, size), (key, size), (key, value))
+    return [torch.randn(BATCH, HEADS, *shape, requires_grad=learning) for shape in shapes]
+
+
+def random_mask(query=QUERY, key=KEY, blind=False):
+    """Some keys hidden, at least one shown; with `blind`, one query of the second sentence sees nothing."""
+    mask = torch.rand(BATCH, HEADS, query, key) < 0.5
+    mask[..., -1] = True
+    if blind:
+        mask[1, :, 1] = False
+    return mask
+
+
+# --- the equation ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("blind", [False, True])
+@pytest.mark.parametrize("kind", ["dot", "scaled dot", "additive"])
+def test_attend_is_the_loop(kind, blind):
+    additive = Additive(SIZE)
+    vector = additive.vector.tolist()
+    fast = {"dot": dot, "scaled dot": scaled_dot, "additive": additive}[kind]
+    slow = {
+        "dot": lambda query, key: sum(q * k for q, k in zip(query, key, strict=True)),
+        "scaled dot": lambda query, key: sum(q * k for q, k in zip(query, key, strict=True)) / math.sqrt(SIZE),
+        "additive": lambda query, key: sum(v * math.tanh(q + k) for v, q, k in zip(vector, query, key, strict=True)),
+    }[kind]
+    inputs, mask = drawn(), random_mask(blind=blind)
+    wanted = attend_slowly(*inputs, mask, slow)
+    found = attend(*inputs, mask, score=fast)
+    assert_close(found.context, wanted.context, **EXACT)
+    assert_close(found.weights, wanted.weights, **EXACT)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [None, causal(QUERY, KEY), padding(torch.tensor([3, 7]), KEY), padding(torch.tensor([4, 6]), KEY) & causal(5, 7)],
+    ids=["none", "causal", "padding", "both"],
+)
+def test_attend_is_the_one_of_torch(mask):
+    inputs = drawn()
+    assert_close(attend(*inputs, mask).context, F.scaled_dot_product_attention(*inputs, mask), **EXACT)
+
+
+def test_two_keys_by_hand():
+    query, keys = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 5.0], [1.0, 7.0]])
+    found = attend(query, keys, torch.tensor([[2.0], [3.0]]), score=dot)
+    assert_close(found.weights, torch.tensor([[1.0, math.e]]) / (1 + math.e), **EXACT)
+    assert_close(found.context, torch.tensor([[(2 + 3 * math.e) / (1 + math.e)]]), **EXACT)
+    wider = torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.tensor([[0.0] * 4, [2.0, 0.0, 0.0, 0.0]]), torch.zeros(2, 1)
+    assert_close(attend(*wider).weights, found.weights, **EXACT)
+
+
+def test_the_size_of_the_values_is_their_own():
+    found = attend(*drawn())
+    assert found.context.shape == (BATCH, HEADS, QUERY, VALUE)
+    assert found.weights.shape == (BATCH, HEADS, QUERY, KEY)
+
+
+@pytest.mark.parametrize("score", [dot, scaled_dot])
+def test_permuting_the_keys_permutes_the_weights_alone(score):
+    (query, keys, values), mask, order = drawn(), random_mask(), torch.randperm(KEY)
+    before = attend(query, keys, values, mask, score=score)
+    after = attend(query, keys[..., order, :], values[..., order, :], mask[..., order], score=score)
+    assert_close(after.context, before.context, **EXACT)
+    assert_close(after.weights, before.weights[..., order], **EXACT)
+
+
+@pytest.mark.parametrize("junk", [0.0, 1e6, -1e6])
+def test_hidden_keys_do_not_matter(junk):
+    query, keys, values = drawn()
+    alone = attend(query, keys[..., :4, :], values[..., :4, :])
+    keys[..., 4:, :] = values[..., 4:, :] = junk
+    found = attend(query, keys, values, padding(torch.tensor([4, 4]), KEY))
+    assert_close(found.context, alone.context, **EXACT)
+    assert_close(found.weights, F.pad(alone.weights, (0, KEY - 4)), **EXACT)
+
+
+@pytest.mark.parametrize("keys", [KEY, 263], ids=["plain", "fused"])
+def test_a_blind_query_gets_zeros_and_finite_gradients(keys):
+    inputs, mask = drawn(key=keys, learning=True), random_mask(key=keys, blind=True)
+    query, *memory = inputs
+    seen = context(query, Memory(*memory), mask, scaled_dot)
+    assert not seen[1, :, 1].any()
+    assert seen[0].any(-1).all()
+    seen.square().sum().backward()
+    assert all(part.grad.isfinite().all() for part in inputs)
+    assert not query.grad[1, :, 1].any()
+
+
+def test_softmax_of_a_blind_query_is_zero_and_of_the_rest_sums_to_one():
+    scores, mask = torch.randn(BATCH, HEADS, QUERY, KEY, requires_grad=True), random_mask(blind=True)
+    weights = softmax(scores, mask)
+    assert_close(weights.sum(-1), mask.any(-1).double(), **EXACT)
+    assert not weights[~mask].any()
+    weights.square().sum().backward()
+    assert scores.grad.isfinite().all()
+    assert not scores.grad[~mask].any()
+    assert_close(softmax(scores), softmax(scores, torch.tensor(True)), **EXACT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_softmax_hides_at_every_precision(dtype):
+    weights = softmax(torch.tensor([-60_000.0, 60_000.0, 60_000.0], dtype=dtype), torch.tensor([True, False, False]))
+    assert weights.dtype == dtype
+    assert weights.tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("kind", ["dot", "scaled dot", "additive", "biased"])
+def test_gradients_are_the_differences(kind):
+    additive = Additive(3)
+    scores = {
+        "dot": lambda extra: dot,
+        "scaled dot": lambda extra: scaled_dot,
+        "additive": lambda extra: lambda *pair: functional_call(additive, {"vector": extra}, pair),
+        "biased": lambda extra: biased(scaled_dot, extra),
+    }
+    extra = torch.randn(3, requires_grad=True)
+    inputs, mask = drawn(2, 3, 3, 2, learning=True), random_mask(2, 3, blind=True)
+    assert gradcheck(lambda extra, *inputs: attend(*inputs, mask, score=scores[kind](extra)), (extra, *inputs))
+
+
+def test_a_bias_joins_the_scores():
+    (query, keys, _), bias = drawn(), torch.randn(HEADS, QUERY, KEY)
+    assert_close(biased(dot, bias)(query, keys), query @ keys.mT + bias, **EXACT)
+    assert biased(dot, bias)(query.float(), keys.float()).dtype == torch.float32
+
+
+# --- the fast path ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("mask", ["none", "causal", "padding", "random", "blind"])
+def test_fused_equals_plain(mask, dtype, near, monkeypatch):
+    fused, calls = F.scaled_dot_product_attention, []
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *inputs: calls.append(1) or fused(*inputs))
+    inputs = [part.to(dtype).requires_grad_() for part in drawn(key=263)]
+    chosen = {
+        "none": None,
+        "causal": causal(QUERY, 263),
+        "padding": padding(torch.tensor([0, 101]), 263),
+        "random": random_mask(key=263),
+        "blind": random_mask(key=263, blind=True),
+    }[mask]
+    found = context(inputs[0], Memory(*inputs[1:]), chosen, scaled_dot)
+    assert calls
+    wanted = attend(*inputs, chosen).context
+    assert_close(found, wanted, rtol=0, atol=near)
+    pull = torch.randn_like(wanted)
+    slopes = [torch.autograd.grad((seen * pull).sum(), inputs) for seen in (found, wanted)]
+    assert_close(*slopes, rtol=0, atol=near)
+
+
+def test_the_plain_path_serves_the_rest(monkeypatch):
+    monkeypatch.setattr(F, "scaled_dot_product_attention", None)
+    for query, keys, values, score in (
+        (*drawn(5, 263), dot),
+        (torch.randn(131, 2, 1, 3), torch.randn(131, 2, 7, 3), torch.randn(131, 2, 7, 5), scaled_dot),
+    ):
+        found = context(query, Memory(keys, values), None, score)
+        assert_close(found, attend(query, keys, values, score=score).context, **EXACT)
+
+
+def test_the_choice_is_the_one_that_was_measured():
+    assert fused_is_faster(torch.empty(300, 4, 15, 64))
+    assert fused_is_faster(torch.empty(1, 4, 1, 64))
+    assert not fused_is_faster(torch.empty(320, 4, 1, 64))
+    with torch.no_grad():
+        assert fused_is_faster(torch.empty(320, 4, 1, 64))
+    assert not fused_is_faster(torch.empty(300, 4, 15, 64, dtype=torch.bfloat16))
+
+
+# --- B5: why it is scaled --------------------------------------------------------------------------------------------
+
+
+def test_without_scaling_the_softmax_peaks_and_gradients_vanish():
+    query, keys, values = torch.randn(101, 1009, requires_grad=True), torch.randn(31, 1009), torch.randn(31, 7)
+    entropy, slope = {}, {}
+    for score in (dot, scaled_dot):
+        seen, weights = attend(query, keys, values, score=score)
+        entropy[score] = -torch.special.xlogy(weights, weights).sum(-1).median()
+        slope[score] = torch.autograd.grad(seen.sum(), query)[0].norm(dim=-1).median()
+    assert entropy[scaled_dot] > 0.8 * math.log(31)
+    assert entropy[dot] < 0.05 * math.log(31)
+    assert slope[dot] < 0.1 * slope[scaled_dot]
+
+
+# --- with weights ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", ["none", "padding", "causal", "both"])
+@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+def test_multi_head_is_the_one_of_torch(cross, mask):
+    ours = shaken(multi_head(15, 3))
+    inputs = torch.randn(2, 5, 15)
+    source = torch.randn(2, 7, 15) if cross else inputs
+    keys, lengths = source.shape[1], torch.tensor([3, source.shape[1]])
+    hidden = padding(lengths, keys) if mask in ("padding", "both") else None
+    ahead = causal(5, keys) if mask in ("causal", "both") else None
+    joined = hidden if ahead is None else ahead if hidden is None else ahead & hidden
+    found = ours(ours.ask(inputs), ours.remember(source), joined)
+    wanted, weights = rival(ours)(
+        inputs,
+        source,
+        source,
+        key_padding_mask=None if hidden is None else ~hidden[:, 0, 0],
+        attn_mask=None if ahead is None else ~ahead,
+        average_attn_weights=False,
+    )
+    assert_close(found, wanted, **EXACT)
+    assert_close(ours.weights(ours.ask(inputs), ours.remember(source), joined), weights, **EXACT)
+
+
+def test_multi_head_without_bias_is_two_matrices():
+    assert [tuple(part.shape) for part in multi_head(15, 3, bias=False).parameters()] == [(45, 15), (15, 15)]
+    assert not any(part.bias.any() for part in (multi_head(15, 3).maps, multi_head(15, 3).output))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_product_gives_what_three_give(bias):
+    layer = shaken(multi_head(12, 3, bias=bias))
+    inputs = torch.randn(2, 5, 12)
+    queries, memory = layer.both(inputs)
+    assert_close(queries, layer.ask(inputs), **EXACT)
+    for found, wanted in zip(memory, layer.remember(inputs), strict=True):
+        assert_close(found, wanted, **EXACT)
+
+
+@pytest.mark.parametrize("order", ["none", "rotary", "linear"])
+@pytest.mark.parametrize("keys", [7, 263], ids=["plain", "fused"])
+def test_the_weights_are_those_that_forward_used(order, keys):
+    layer = shaken(multi_head(12, 3, order=order))
+    queries, memory = layer.both(torch.randn(2, 5, 12), layer.both(torch.randn(2, keys - 5, 12))[1])
+    mask = padding(torch.tensor([keys - 2, keys]), keys)
+    weights = layer.weights(queries, memory, mask)
+    assert weights.shape == (2, 3, 5, keys)
+    assert_close(weights.sum(-1), torch.ones(2, 3, 5), **EXACT)
+    mixed = (weights @ memory.values).transpose(1, 2).flatten(2)
+    assert_close(layer(queries, memory, mask), layer.output(mixed), **EXACT)
+
+
+@pytest.mark.parametrize("order", ["rotary", "linear"])
+def test_the_last_query_stands_at_the_last_key(order):
+    layer = shaken(multi_head(12, 3, order=order))
+    inputs = torch.randn(2, 7, 12)
+    whole = layer(*layer.both(inputs))
+    later = layer(*layer.both(inputs[:, 4:], layer.both(inputs[:, :4])[1]))
+    assert_close(later, whole[:, 4:], **EXACT)
+
+
+def test_order_by_hand():
+    inputs = torch.randn(1, 5, 12)
+    turned, sloped = (shaken(multi_head(12, 3, order=order)) for order in ("rotary", "linear"))
+    query, keys = (part(inputs).view(1, 5, 3, 4).transpose(1, 2) for part in three_maps(turned)[:2])
+    scores = rotary(query) @ rotary(keys).mT / 2
+    assert_close(turned.weights(*turned.both(inputs)), scores.softmax(-1), **EXACT)
+    query, keys = (part(inputs).view(1, 5, 3, 4).transpose(1, 2) for part in three_maps(sloped)[:2])
+    far = (torch.arange(5) - torch.arange(5)[:, None]).abs()
+    scores = query @ keys.mT / 2 + linear_bias(3, far)
+    assert_close(sloped.weights(*sloped.both(inputs)), scores.softmax(-1), **EXACT)
+
+
+@pytest.mark.parametrize("score", ["dot", "scaled dot", "general", "additive"])
+def test_one_head_by_hand(score):
+    layer, state, states = shaken(one_head(5, score)), torch.randn(5), torch.randn(7, 5)
+    match score:
+        case "dot":
+            energies = [state @ other for other in states]
+        case "scaled dot":
+            energies = [state @ other / math.sqrt(5) for other in states]
+        case "general":
+            energies = [state @ layer.maps.key.weight @ other for other in states]
+        case "additive":
+            asked = layer.maps.query.weight @ state + layer.maps.query.bias
+            energies = [layer.score.vector @ torch.tanh(asked + layer.maps.key.weight @ other) for other in states]
+    weights = torch.stack(energies).softmax(0)
+    memory = layer.remember(states[None])
+    assert_close(layer.weights(layer.ask(state[None, None]), memory)[0, 0, 0], weights, **EXACT)
+    assert_close(layer(layer.ask(state[None, None]), memory)[0, 0], weights @ states, **EXACT)
+
+
+def test_one_head_learns_only_what_its_score_has():
+    shapes = {name: [tuple(part.shape) for part in one_head(5, name).parameters()] for name in ("dot", "general")}
+    assert shapes == {"dot": [], "general": [(5, 5)]}
+    assert isinstance(one_head(5, "additive").score, nn.Module)

@@ -1,0 +1,175 @@
+"""Made data: three splits that share nothing, one answer to every source, the same on every machine."""
+
+import datetime
+import re
+from collections import Counter
+
+import pytest
+from num2words import CONVERTER_CLASSES, num2words
+from pydantic import ValidationError
+
+from regard.config.data import DatesData, NumbersData, ReverseData
+from regard.data.synthetic import generate
+from regard.errors import ConfigError
+
+REVERSE = ReverseData(kind="reverse", examples=300, valid=20, test=50)
+NUMBERS = NumbersData(kind="numbers", examples=300, valid=50, test=200)
+DATES = DatesData(kind="dates", examples=2000, valid=100, test=300)
+TASKS = pytest.mark.parametrize("settings", [REVERSE, NUMBERS, DATES], ids=lambda settings: settings.kind)
+
+
+def refusal(settings) -> str:
+    with pytest.raises(ConfigError) as caught:
+        generate(settings, seed=1)
+    return str(caught.value)
+
+
+@TASKS
+@pytest.mark.parametrize("seed", [1, 2])
+def test_splits_share_no_source(settings, seed):
+    splits = generate(settings, seed)
+    assert [len(part) for part in splits[:3]] == [settings.examples, settings.valid, settings.test]
+    train, valid, test = ({example.source for example in part} for part in splits[:3])
+    assert not train & valid | train & test | valid & test
+    assert (len(valid), len(test)) == (settings.valid, settings.test)
+    for name, ledger in splits.ledgers.items():
+        assert ledger.read == ledger.kept == len(getattr(splits, name))
+        assert not ledger.dropped
+    assert [splits.train[0].where, splits.test[-1].where] == ["train:1", f"test:{settings.test}"]
+
+
+@TASKS
+def test_seed_decides_all(settings):
+    assert generate(settings, 1) == generate(settings, 1)
+    assert generate(settings, 1).train != generate(settings, 2).train
+
+
+ambiguous = DATES.model_copy(update={"languages": ("en", "pt_PT"), "first_year": 2000, "last_year": 2001, "test": 20})
+
+
+@pytest.mark.parametrize("settings", [REVERSE, NUMBERS, DATES, ambiguous])
+def test_every_source_has_one_answer(settings):
+    meanings: dict[str, str] = {}
+    for part in generate(settings, 1)[:3]:
+        for example in part:
+            assert meanings.setdefault(example.source, example.target) == example.target
+
+
+# --- reverse ---------------------------------------------------------------------------------------------------------
+
+
+def test_reverse_is_backwards():
+    settings = ReverseData(kind="reverse", examples=300, valid=11, test=23, shortest=2, longest=5, letters=3)
+    splits = generate(settings, 1)
+    for part in splits[:3]:
+        assert all(example.target == example.source[::-1] for example in part)
+        assert {len(example.source) for example in part} <= {2, 3, 4, 5}
+        assert set("".join(example.source for example in part)) == set("abc")
+
+
+def test_reverse_holds_the_same_fifth_out_under_every_seed():
+    settings = ReverseData(kind="reverse", examples=1, valid=20, test=20, longest=5, letters=3)
+    held = {example.source for seed in range(5) for part in generate(settings, seed)[1:3] for example in part}
+    assert len(held) < 0.3 * (3 + 3**2 + 3**3 + 3**4 + 3**5)
+
+
+def test_reverse_of_too_few_strings_is_refused():
+    message = refusal(ReverseData(kind="reverse", examples=5, valid=3, test=4, longest=1, letters=2))
+    assert message.startswith("data: there are only ")
+    assert "but 7 are wanted. Make data.examples, data.valid or data.test smaller" in message
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("language", ["de", "en", "ko"])
+def test_numbers_are_those_of_num2words(language):
+    splits = generate(NUMBERS.model_copy(update={"language": language}), 1)
+    for part in splits[:3]:
+        assert all(num2words(int(example.target), lang=language) == example.source for example in part)
+        assert all(str(int(example.target)) == example.target for example in part)
+
+
+def test_numbers_of_every_length_are_tested_and_most_short_ones_seen():
+    splits = generate(NUMBERS, 1)
+    train, valid, test = (Counter(len(example.target) for example in part) for part in splits[:3])
+    assert set(test) == set(train) == {1, 2, 3, 4, 5, 6}
+    assert valid[1] + test[1] == 2  # a fifth of 0..9
+    assert valid[2] + test[2] == 18  # a fifth of 10..99
+    assert train[1] == 8
+    assert max(train[length] for length in (3, 4, 5, 6)) - min(train[length] for length in (3, 4, 5, 6)) <= 1
+
+
+def test_numbers_never_repeat_in_training():
+    train = generate(NUMBERS, 1).train
+    assert len({example.target for example in train}) == len(train)
+
+
+def test_unknown_language_is_refused():
+    assert refusal(NumbersData(kind="numbers", language="tlh")) == (
+        f"data.language is 'tlh', which num2words does not know. It knows {', '.join(CONVERTER_CLASSES)}."
+    )
+
+
+@pytest.mark.parametrize("count", [{"examples": 1000}, {"test": 50}])
+def test_more_numbers_than_there_are_is_refused(count):
+    refusal(NumbersData(kind="numbers", digits=2, **{"examples": 20, "valid": 2, "test": 3, **count}))
+
+
+# --- dates -----------------------------------------------------------------------------------------------------------
+
+
+def test_dates_are_iso_of_the_years_asked_for():
+    splits = generate(DATES.model_copy(update={"first_year": 1990, "last_year": 2010}), 1)
+    for part in splits[:3]:
+        for example in part:
+            date = datetime.date.fromisoformat(example.target)
+            assert date.isoformat() == example.target
+            assert 1990 <= date.year <= 2010
+            assert str(date.year) in example.source  # written out, in every language
+            assert str(date.day) in example.source
+
+
+def test_dates_of_every_language_appear():
+    sources = [example.source for example in generate(DATES, 1).train]
+    for pattern in (r"년 \d+월 \d+일", r"^\d{4}\. \d+\. \d+\.$", "요일", "Sunday", "Sonntag", "dimanche", "domingo"):
+        assert any(re.search(pattern, source) for source in sources), pattern
+
+
+def test_short_forms_that_differ_in_order_alone_are_written_by_one_language():
+    settings = DATES.model_copy(update={"languages": ("en", "fr", "es")})
+    short = [example for example in generate(settings, 1).train if re.fullmatch(r"\d+/\d+/\d+", example.source)]
+    assert short
+    for example in short:
+        month, day, year = map(int, example.source.split("/"))
+        assert datetime.date(year, month, day).isoformat() == example.target
+
+
+def test_days_of_training_are_not_held_out():
+    train, valid, test = ({example.target for example in part} for part in generate(DATES, 1)[:3])
+    assert not train & (valid | test)
+
+
+def test_days_of_validation_are_not_tested():
+    _, valid, test = ({example.target for example in part} for part in generate(DatesData(kind="dates"), 1)[:3])
+    assert not valid & test
+
+
+@pytest.mark.parametrize("name", ["xx", "klingon", "en_!!"])
+def test_unknown_locale_is_refused(name):
+    message = refusal(DATES.model_copy(update={"languages": ("en", name)}))
+    assert message.startswith(f"data.languages is en, {name}; babel says: ")
+
+
+def test_more_dates_than_there_are_is_refused():
+    few = {"first_year": 2000, "last_year": 2000, "languages": ("en",), "valid": 100, "test": 150}
+    message = refusal(DATES.model_copy(update=few))
+    assert "different dates in these languages and years, but 100 are wanted." in message
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"languages": ()}, {"first_year": 2000, "last_year": 1999}, {"first_year": 20_000}, {"last_year": 0}]
+)
+def test_no_dates_at_all_are_refused(wrong):
+    with pytest.raises(ValidationError):
+        DatesData(kind="dates", examples=5, valid=2, test=3, **wrong)

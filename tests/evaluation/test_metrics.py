@@ -1,0 +1,142 @@
+"""Numbers by hand, by brute force, and by sacreBLEU itself."""
+
+import functools
+import math
+
+import pytest
+import sacrebleu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.evaluation.metrics import better, corpus, edit_distance, error_rate, score, token_accuracy
+
+OUTPUTS = ["the cat sat on a mat", "a dog", "ein Hund läuft über die Straße", ""]
+REFERENCES = ["the cat sat on the mat", "the dog runs", "ein Hund läuft über die Straße", "nothing"]
+RIVALS = {"bleu": sacrebleu.corpus_bleu, "chrf": sacrebleu.corpus_chrf, "ter": sacrebleu.corpus_ter}
+
+
+# --- by hand ---------------------------------------------------------------------------------------------------------
+
+
+def test_exact_and_word_error_rate():
+    outputs, references = ["a b", "c", "d", "e"], [["x", "a b"], ["c"], ["D"], ["e "]]
+    assert score("exact", outputs, references) == 50
+    assert score("wer", outputs, references) == 50
+    assert score("exact", outputs[:1], references[:1]) == 100
+    assert score("wer", outputs[:1], references[:1]) == 0
+
+
+def test_phoneme_error_rate_by_the_nearest_reference():
+    outputs = ["a b c", "d e", ""]
+    references = [["x y z w", "a b d"], ["d e"], ["f", "g h"]]
+    assert error_rate(outputs, references) == (1 + 0 + 1) / (3 + 2 + 1)
+    assert score("per", outputs, references) == pytest.approx(100 / 3)
+    assert score("per", ["a a a"], [["b"]]) == 300  # more edits than tokens
+
+
+def test_token_accuracy_by_the_best_reference():
+    assert token_accuracy(["a b c"], [["a x c d"]]) == 2 / 4
+    assert token_accuracy(["a b c d"], [["a x c"]]) == 2 / 4
+    outputs, references = ["a b", "c d e"], [["b a", "a x"], ["c d e"]]
+    assert token_accuracy(outputs, references) == (1 + 3) / (2 + 3)
+    assert score("accuracy", outputs, references) == 80
+    assert score("accuracy", [""], [["a"]]) == 0
+
+
+@pytest.mark.parametrize("metric", ["exact", "wer", "per", "accuracy"])
+def test_of_nothing_no_metric_is_a_number(metric):
+    assert math.isnan(score(metric, [], []))
+
+
+@pytest.mark.parametrize("metric", ["exact", "wer", "per", "accuracy"])
+def test_outputs_and_references_must_be_as_many(metric):
+    with pytest.raises(ValueError, match="zip"):
+        score(metric, ["a", "b"], [["a"]])
+
+
+def test_perplexity_is_not_made_of_outputs():
+    with pytest.raises(ValueError, match="probabilities"):
+        score("perplexity", ["a"], [["a"]])
+
+
+@pytest.mark.parametrize("metric", ["bleu", "chrf", "exact", "accuracy"])
+def test_larger_is_better(metric):
+    assert better(metric)(2, 1)
+    assert not better(metric)(1, 2)
+    assert not better(metric)(1, 1)
+
+
+@pytest.mark.parametrize("metric", ["ter", "wer", "per", "perplexity"])
+def test_smaller_is_better(metric):
+    assert better(metric)(1, 2)
+    assert not better(metric)(2, 1)
+    assert not better(metric)(1, 1)
+
+
+def test_not_a_number_is_never_better():
+    assert not any(better(metric)(math.nan, 1.0) for metric in ("bleu", "per"))
+
+
+# --- by brute force --------------------------------------------------------------------------------------------------
+
+
+def naive(left: tuple[str, ...], right: tuple[str, ...]) -> int:
+    """Every way to edit, tried."""
+
+    @functools.cache
+    def fewest(i: int, j: int) -> int:
+        if i == 0 or j == 0:
+            return i + j
+        if left[i - 1] == right[j - 1]:
+            return fewest(i - 1, j - 1)
+        return 1 + min(fewest(i - 1, j), fewest(i, j - 1), fewest(i - 1, j - 1))
+
+    return fewest(len(left), len(right))
+
+
+words = st.lists(st.sampled_from("abc"), max_size=8).map(tuple)
+
+
+@settings(deadline=None, max_examples=200)
+@given(words, words)
+def test_edit_distance_is_that_of_brute_force(left, right):
+    assert edit_distance(left, right) == naive(left, right) == edit_distance(right, left)
+
+
+@settings(deadline=None, max_examples=100)
+@given(words, words, words)
+def test_edit_distance_is_a_distance(left, middle, right):
+    assert (edit_distance(left, right) == 0) == (left == right)
+    assert edit_distance(left, right) <= edit_distance(left, middle) + edit_distance(middle, right)
+
+
+# --- by sacreBLEU ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metric", RIVALS)
+def test_figure_is_that_of_sacrebleu(metric):
+    wanted = RIVALS[metric](OUTPUTS, [REFERENCES]).score
+    assert 0 < wanted < 100
+    assert score(metric, OUTPUTS, [[reference] for reference in REFERENCES]) == wanted
+
+
+@pytest.mark.parametrize("metric", RIVALS)
+def test_several_references_are_those_of_sacrebleu(metric):
+    more = ["a cat sat on a mat", None, "der Hund läuft", None]
+    grouped = [[first, *([second] if second else [])] for first, second in zip(REFERENCES, more, strict=True)]
+    wanted = RIVALS[metric](OUTPUTS, [REFERENCES, more]).score
+    assert score(metric, OUTPUTS, grouped) == wanted != score(metric, OUTPUTS, [[r] for r in REFERENCES])
+
+
+@pytest.mark.parametrize("metric", RIVALS)
+def test_signature_says_how_the_figure_was_made(metric):
+    figure, signature = corpus(metric, OUTPUTS, [[reference] for reference in REFERENCES])
+    assert figure == score(metric, OUTPUTS, [[reference] for reference in REFERENCES])
+    assert f"version:{sacrebleu.__version__}" in signature
+    assert "nrefs:1" in signature
+    assert ("tok:13a" in signature) == (metric == "bleu")
+
+
+@pytest.mark.parametrize("metric", ["bleu", "chrf", "exact", "accuracy"])
+def test_right_outputs_have_the_best_figure(metric):
+    assert score(metric, REFERENCES, [[reference] for reference in REFERENCES]) == pytest.approx(100)

@@ -1,0 +1,261 @@
+"""Why an answer came out so: tokens, numbers, files."""
+
+import base64
+import itertools
+import json
+import re
+import unicodedata
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+from conftest import tiny, train_tiny
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from torch.testing import assert_close
+
+import regard
+from regard.config.config import TransformerConfig
+from regard.data.vocabulary import Vocabulary
+from regard.errors import InputError
+from regard.explain.attention_maps import Map, Piece, described, page
+from regard.explain.look import Look, agreed, look, pieces
+from regard.explain.plots import FONTS, drawn, family, letters, wrapped
+from regard.inference.predictor import Output
+from regard.nn.attention import Attention
+from regard.training.run import fit, fresh
+
+SCHEMA = json.loads((Path(__file__).parent.parent.parent / "docs" / "maps.schema.json").read_text(encoding="utf-8"))
+
+
+def transformer_run(folder, *changes):
+    """A small Transformer over letters."""
+    sizes = {"size": 12, "heads": 3, "feedforward": 8, "encoder_layers": 2, "decoder_layers": 2}
+    config = tiny().model_copy(update={"model": TransformerConfig(kind="transformer", **sizes, **dict(changes))})
+    fit(fresh(config, folder), folder, lambda event: None, device="cpu")
+    return regard.load(folder, device="cpu")
+
+
+@pytest.fixture(scope="module", params=["rnn", "sinusoidal", "linear", "rotary"])
+def predictor(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("look") / "run"
+    if request.param == "rnn":
+        train_tiny(folder)
+        return regard.load(folder, device="cpu")
+    return transformer_run(folder, ("positions", request.param))
+
+
+def test_every_axis_is_as_long_as_its_tokens(predictor):
+    found = look(predictor, "abcd", best=2)
+    assert len(found.answers) == 2
+    for one in found.maps:
+        rows, columns = found.tokens[one.rows], found.tokens[one.columns]
+        assert tuple(one.weights.shape[1:]) == (len(rows), len(columns))
+        assert len(one.entropy()) == len(one.weights)
+    assert [piece.text for piece in found.tokens["key"]] == ["a", "b", "c", "d", "<eos>"]
+    assert "".join(piece.text for piece in found.tokens["query"][:-1]) == found.answer.text
+    assert found.tokens["input"][0].text == "<bos>"
+
+
+def test_the_calculation_arrives_at_the_map(predictor):
+    found = look(predictor, "abcd")
+    for one in found.maps:
+        for head in range(len(one.weights)):
+            row = one.weights.shape[1] - 1
+            numbers = found.calculation(row, head, one.name)
+            assert_close(numbers.weights, one.weights[head, row], atol=1e-5, rtol=1e-5)
+            assert_close(numbers.context, (numbers.weights[:, None] * numbers.values).sum(0), atol=1e-5, rtol=1e-5)
+    with pytest.raises(InputError, match=r"row 99 of head 0 was asked for; .* has \d heads \(from 0\) of \d+ rows"):
+        found.calculation(99)
+
+
+def test_a_target_can_be_forced(predictor):
+    found = look(predictor, "abc", target="cab")
+    assert found.answer.text == "cab"
+    assert len(found.answer.tokens) == 4
+
+
+def test_the_tree_follows_its_schema(predictor):
+    found = look(predictor, "abc")
+    name = found.map().name
+    for tree in (found.tree(), found.tree(packed=True, full=[], vectors=[name])):
+        jsonschema.validate(json.loads(json.dumps(tree)), SCHEMA)
+    broken = found.tree()
+    del broken["tokens"]["key"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(broken, SCHEMA)
+
+
+def test_packed_maps_are_the_maps(predictor):
+    found = look(predictor, "abcd")
+    entries = found.tree(packed=True, vectors=[one.name for one in found.maps])["maps"]
+    for one, entry in zip(found.maps, entries, strict=True):
+        heads = [torch.frombuffer(bytearray(base64.b64decode(part)), dtype=torch.uint8) for part in entry["packed"]]
+        assert_close(torch.stack(heads).view(one.weights.shape) / 255, one.weights, atol=0.5 / 255 + 1e-6, rtol=0)
+        size = len(base64.b64decode(entry["vectors"]["queries"]))
+        assert size == 4 * one.weights.shape[0] * one.weights.shape[1] * entry["vectors"]["size"]
+
+
+def test_names_and_heads_that_are_not_there(predictor):
+    found = look(predictor, "abc")
+    with pytest.raises(InputError, match=r"there is no map 'x'. This model has .*attention"):
+        found.map("x")
+    with pytest.raises(InputError, match=r"head 7 was asked for; .* has heads 0 to"):
+        found.labelled(head=7)
+    with pytest.raises(InputError, match="nothing to look at in an empty text"):
+        look(predictor, " ")
+
+
+def test_one_map_is_made_alone(predictor, monkeypatch):
+    """Asking for one head of one map makes no other, and gives the same."""
+    made = []
+    weights = Attention.weights
+    monkeypatch.setattr(Attention, "weights", lambda *given: made.append(given) or weights(*given))
+    found = look(predictor, "abcd")
+    every = look(predictor, "abcd").maps
+    name = every[0].name
+    del made[:]
+    alone = found.map(name, 0)
+    assert_close(alone.weights, every[0].weights[:1])
+    assert len(made) == (1 if len(every) > 1 else len(found.tokens["query"]))  # a recurrent decoder looks at every step
+    assert found.called() == [one.name for one in every if one.kind == "cross"][-1]
+    assert found.heads == {one.name: len(one.weights) for one in every}
+
+
+def test_maps_that_would_fill_the_memory_are_refused(predictor, monkeypatch):
+    found = look(predictor, "abc")
+    monkeypatch.setattr("regard.explain.look.ROOM", 10)
+    with pytest.raises(InputError, match=r"all maps of \d+ tokens would take 0.0 GB, 0 are the most\. Look at one of"):
+        found.tree()
+    assert found.map(head=0).weights.numel()
+
+
+def test_more_weights_than_can_be_written_as_numbers_are_refused(predictor, monkeypatch):
+    found = look(predictor, "abc")
+    monkeypatch.setattr("regard.explain.look.NUMBERS", 1)
+    with pytest.raises(InputError, match=r"the maps have \d+ weights, at most 1 are written as numbers\. Save them as"):
+        found.tree()
+    assert found.tree(packed=True)["maps"]
+
+
+def test_maps_of_a_members_encoder_are_an_encoders():
+    weights = torch.full((2, 3, 3), 1 / 3)
+    named = [described(f"{member}encoder.blocks.1.self_attention", weights) for member in ("", "others.0.")]
+    assert [(one.kind, one.side, one.layer, one.rows, one.columns) for one in named] == [
+        ("self", "encoder", 1, "key", "key")
+    ] * 2
+    assert described("others.0.attention", weights)[1:4] == described("attention", weights)[1:4]
+
+
+def test_files(predictor, tmp_path):
+    found = look(predictor, "abcd")
+    for name in ("a.json", "a.html", "a.png", "a.svg"):
+        found.save(tmp_path / "new" / name)
+    found.save(tmp_path / "grid.png", "all")
+    assert (tmp_path / "new" / "a.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert json.loads((tmp_path / "new" / "a.json").read_text())["text"]["source"] == "abcd"
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["a.html", "a.json", "a.png", "a.svg"]
+    with pytest.raises(InputError, match=r"a.gif ends in '.gif'; expected .html, .json, .png"):
+        found.save(tmp_path / "a.gif")
+
+
+def test_a_title_is_no_formula(predictor, tmp_path):
+    found = look(predictor, "abcd")
+    Look(found.predictor, r"a $\foo$ \\$5 b" + " long" * 20, found.answers).save(tmp_path / "a.svg")
+    assert "foo" in wrapped(r"a $\foo$", 40)
+    assert len(wrapped("말 " * 200, 40).splitlines()) == 4
+
+
+def test_a_page_holds_any_text_safely(predictor):
+    tree = look(predictor, "abc").tree(packed=True)
+    tree["text"]["source"] = "</script><script>alert(1)</script> \u2028 🦊 한국어"
+    made = page(tree)
+    data = re.search(r'<script type="application/json" id="tree">(.*?)</script>', made, re.DOTALL).group(1)
+    assert json.loads(data) == tree
+    assert "<" not in data
+    assert not re.search(r"(src|href)=[\"']?(https?:)?//", made)
+
+
+def test_a_long_pair_has_a_bounded_page(predictor):
+    found = look(predictor, "abcd" * 30, target="dcba" * 30)
+    tree = found.fitting(most=60_000)
+    assert len(json.dumps(tree)) < 200_000
+    assert any(entry["pooled"] for entry in tree["maps"]) or len(tree["maps"]) == 1
+
+
+def test_words_that_look_at_each_other():
+    class Fake:
+        def __init__(self, text, answer, pairs):
+            self.text, self.pairs = text, pairs
+            self.answer = type("A", (), {"text": answer})
+
+        def words(self):
+            return self.pairs
+
+    there = Fake("two dogs run", "zwei Hunde laufen", [(0, 0), (1, 1), (2, 1)])
+    back = Fake("zwei Hunde laufen", "two dogs run", [(0, 0), (1, 1), (2, 2)])
+    assert agreed(there, back) == [("zwei", "two"), ("Hunde", "dogs")]
+
+
+def test_word_alignment_by_hand():
+    """Two words each, the second of three and two tokens: the sum over a word's tokens decides, <eos> does not."""
+    found = Look(None, "ab cde", [Output("dc ba", 0.0, [])])
+    spans = {"key": [(0, 2), (2, 4), (4, 6), (6, 6)], "query": [(0, 2), (2, 5), (5, 5)]}
+    vars(found)["tokens"] = {axis: [Piece("", *span) for span in parts] for axis, parts in spans.items()}
+    weights = torch.tensor([[[0.4, 0.3, 0.3, 0.0], [0.35, 0.2, 0.1, 0.35], [0.0, 0.0, 0.0, 1.0]]])
+    vars(found)["maps"] = [Map("decoder.attention", "cross", "decoder", 0, weights)]
+    assert found.words() == [(0, 1), (1, 0)]
+
+
+@given(st.text(max_size=30))
+def test_pieces_of_an_output_join_to_its_text(text):
+    vocabulary = BYTES
+    ids = vocabulary.encode(text).ids
+    joined = vocabulary.decode(ids)
+    found = pieces(vocabulary, ids, joined)
+    assert len(found) == len(ids)
+    assert "".join(piece.text for piece in found) == joined
+    assert all(a.end == b.start for a, b in itertools.pairwise(found))
+
+
+def test_a_drawing_of_faint_weights_is_not_blank():
+    weights = torch.tensor([[0.02, 0.01, 0.03, 0.02]])
+    assert "█" in drawn(weights, ["x"], list("abcd"), colour=False).plain
+    assert drawn(weights, ["x"], list("abcd"), colour=False, top=1.0).plain.count("█") == 0
+
+
+def test_letters_written_downwards_stay_whole():
+    family = "\U0001f469\u200d\U0001f467"
+    assert letters(unicodedata.normalize("NFD", "약é") + family) == ["약", "é", family]
+    lines = drawn(torch.ones(1, 2), ["x"], [unicodedata.normalize("NFD", "약속"), "ab"], most=9).plain.splitlines()
+    assert [line.split() for line in lines[:2]] == [["약", "a"], ["속", "b"]]
+
+
+def test_fonts_that_matplotlib_does_not_know_yet_are_found(monkeypatch):
+    font_manager = pytest.importorskip("matplotlib.font_manager")
+    known = [path for path in font_manager.findSystemFonts() if "NotoSansCJK-Regular" in path]
+    if not known:
+        pytest.skip("no Korean font is installed")
+    others = [font for font in font_manager.fontManager.ttflist if font.name not in FONTS]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", others)
+    assert set(family()) & set(FONTS)
+
+
+def test_a_drawing_is_aligned_in_wide_letters():
+    text = drawn(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), ["이십", "1"], ["스물", "one"], colour=False)
+    lines = text.plain.splitlines()
+    assert lines[0].split() == ["스물", "one"]
+    assert lines[1].startswith("이십  ████ ")
+    assert lines[2].startswith("   1       ███")
+
+
+def test_a_drawing_that_is_too_wide_comes_in_parts():
+    weights, columns = torch.eye(30), [f"{n}글" for n in range(30)]
+    lines = drawn(weights, columns, columns, colour=False, most=40).plain.splitlines()
+    assert max(map(cell_len, lines)) <= 40
+    assert sum("██" in line for line in lines) == 30
+
+
+BYTES = Vocabulary.learn(["abc"], regard.read("reverse").text.source.model_copy(update={"kind": "byte"}))

@@ -1,0 +1,200 @@
+"""What we export gives our numbers in transformers, and again when it is imported."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from foreign import TEXTS, bert, gpt2, llama, logits_of_language, marian, ours
+from torch.testing import assert_close
+
+from regard.config.toml import checked
+from regard.data.batching import Batch, source_batch
+from regard.data.vocabulary import BOS, EOS
+from regard.errors import ConfigError, RunError
+from regard.formats.huggingface_export import equal, export
+from regard.formats.huggingface_import import import_run
+from regard.inference.predictor import load
+
+LANGUAGES = {
+    "GPT2LMHeadModel": {"positions": "learned", "activation": "gelu tanh"},
+    "GPT2LMHeadModel relu": {"positions": "sinusoidal", "bias": False, "begin": False, "tied": False},
+    "GPT2LMHeadModel none": {"positions": "none", "activation": "gelu", "embedding_scale": False, "bias": False},
+    "GPTNeoXForCausalLM": {"positions": "rotary", "activation": "gelu", "rotary_base": 300.0, "epsilon": 1e-6},
+    "LlamaForCausalLM": {
+        "positions": "rotary", "norm_kind": "rms", "gated": True, "activation": "silu", "bias": False, "key_heads": 2,
+        "embedding_scale": False,
+    },
+    "LlamaForCausalLM scaled": {
+        "positions": "rotary", "norm_kind": "rms", "gated": True, "activation": "gelu", "bias": False, "layers": 2,
+    },
+}  # fmt: skip
+TRANSLATORS = {
+    "MarianMTModel": {"norm": "post", "activation": "silu"},
+    "PegasusForConditionalGeneration": {},
+    "BartForConditionalGeneration": {"norm": "post", "positions": "learned", "embedding_norm": True},
+    "MBartForConditionalGeneration": {
+        "positions": "learned", "embedding_norm": True, "embedding_scale": False, "activation": "gelu",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_a_language_model_goes_there_and_back(tmp_path, name):
+    predictor = ours(tmp_path / "run", **{"layers": 3, **LANGUAGES[name]})
+    assert export(tmp_path / "run", tmp_path / "out") == name.split()[0]
+    other = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    import_run(tmp_path / "out", tmp_path / "back")
+    back = load(tmp_path / "back")
+    assert back.source.dump() == predictor.source.dump()
+    for text in ("the dog", TEXTS[1], "a"):
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        assert ids[0].tolist() == predictor.encode(text).ids == back.encode(text).ids
+        wanted = logits_of_language(predictor, text)
+        with torch.no_grad():
+            assert_close(other(ids).logits, wanted, atol=2e-5, rtol=1e-5)
+        assert_close(logits_of_language(back, text), wanted, atol=2e-5, rtol=1e-5)
+        assert tokenizer.decode(ids[0], skip_special_tokens=True) == predictor.source.decode(ids[0].tolist())
+
+
+def test_an_embedding_that_came_back_wider(tmp_path, monkeypatch):
+    """transformers can pad the rows of an embedding to a round number: entries that no text has. The folder may be the
+    one that we stand in."""
+    predictor = ours(tmp_path / "run", "language", layers=1, positions="learned", activation="gelu tanh")
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path / "out")
+    export(tmp_path / "run", Path("."))
+    monkeypatch.chdir(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    model.resize_token_embeddings(pad_to_multiple_of=64)
+    model.save_pretrained(tmp_path / "out")
+    import_run(tmp_path / "out", tmp_path / "back")
+    back = load(tmp_path / "back")
+    assert back.source.size > predictor.source.size
+    assert back.source.decode(back.encode("the dog").ids) == predictor.source.decode(predictor.encode("the dog").ids)
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_a_translator_goes_there_and_back(tmp_path, name):
+    predictor = ours(tmp_path / "run", "transformer", encoder_layers=2, decoder_layers=3, **TRANSLATORS[name])
+    assert export(tmp_path / "run", tmp_path / "out") == name
+    other = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    import_run(tmp_path / "out", tmp_path / "back")
+    back = load(tmp_path / "back")
+    target = torch.tensor([[BOS, 9, 8, 7, 6, 5]])
+    for text in ("the dog", TEXTS[1][:6], "a"):
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        assert ids[0].tolist() == predictor.encode(text).ids
+        batch = Batch(*source_batch(ids.tolist()), target, target)
+        with torch.no_grad():
+            wanted = predictor.model(batch)
+            assert_close(other(ids, decoder_input_ids=target).logits, wanted, atol=2e-5, rtol=1e-5)
+            assert_close(back.model(batch), wanted, atol=2e-5, rtol=1e-5)
+        written = other.generate(ids, num_beams=1, do_sample=False, max_new_tokens=12)[0, 1:].tolist()
+        written = written[: written.index(EOS)] if EOS in written else written
+        settings = predictor.config.decode.model_copy(update={"beam": 1, "max_ratio": 0.0, "max_extra": 12})
+        tokens = [token.id for token in predictor.predict([text], settings=settings)[0][0].tokens[:-1]]
+        assert tokens[: len(written)] == written
+
+
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+def test_an_encoder_goes_there_and_back(tmp_path, positions):
+    form = {"norm": "post", "embedding_norm": True, "positions": positions, "activation": "gelu", "epsilon": 1e-7}
+    predictor = ours(tmp_path / "run", "encoder", layers=3, **form)
+    assert export(tmp_path / "run", tmp_path / "out") == "BertModel"
+    other = transformers.AutoModel.from_pretrained(tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    import_run(tmp_path / "out", tmp_path / "back")
+    back = load(tmp_path / "back")
+    for text in ("the dog", TEXTS[1][:6], "a"):
+        encoded = tokenizer(text, return_tensors="pt")
+        assert encoded.input_ids[0].tolist() == predictor.encode(text).ids
+        source = source_batch(encoded.input_ids.tolist())
+        with torch.no_grad():
+            wanted = predictor.model.states(*source)[0]
+            assert_close(other(**encoded).last_hidden_state, wanted, atol=2e-5, rtol=1e-5)
+            assert_close(back.model.states(*source)[0], wanted, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [gpt2, llama, marian, bert])
+def test_what_came_in_goes_out(tmp_path, make):
+    """An imported model, exported, writes what it was; entries that are never written stay so, or are told."""
+    made, _ = make(tmp_path / "theirs")
+    import_run(tmp_path / "theirs", tmp_path / "run")
+    assert export(tmp_path / "run", tmp_path / "out") == type(made).__name__
+    import_run(tmp_path / "out", tmp_path / "back")
+    one, two = load(tmp_path / "run"), load(tmp_path / "back")
+    assert one.encode(TEXTS[0]).ids == two.encode(TEXTS[0]).ids
+    if make is bert:
+        with torch.no_grad():
+            batch = one.tensors([one.encode(TEXTS[0])])
+            assert_close(one.model.states(*batch)[0], two.model.states(*batch)[0], atol=1e-5, rtol=1e-5)
+        return
+    if make is marian:
+        batch = Batch(*one.tensors([one.encode("the dog")]), torch.tensor([[2, 9, 8]]), torch.tensor([[9, 8, 3]]))
+        assert_close(one.model(batch), two.model(batch), atol=1e-5, rtol=1e-5)
+        return
+    assert_close(
+        logits_of_language(one, TEXTS[0]).log_softmax(-1).exp(),
+        logits_of_language(two, TEXTS[0]).log_softmax(-1).exp(),
+        atol=1e-5, rtol=1e-4,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "lines"), [(llama, 1), (gpt2, 0)])
+def test_entries_that_stay_in_the_softmax_are_told(tmp_path, make, lines):
+    make(tmp_path / "theirs")
+    import_run(tmp_path / "theirs", tmp_path / "run")
+    told = []
+    export(tmp_path / "run", tmp_path / "out", told.append)
+    assert len(told) == lines
+    assert all(line.startswith("4 entries that this run never writes take part in the softmax there") for line in told)
+
+
+def test_a_text_never_turns_into_a_special_entry(tmp_path):
+    predictor = ours(tmp_path / "run", layers=1, positions="learned")
+    export(tmp_path / "run", tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in ("a <eos> b", "<pad>", "<bos>x"):
+        assert tokenizer(text).input_ids == predictor.encode(text).ids
+        assert tokenizer([text])["input_ids"] == [predictor.encode(text).ids]
+
+
+REFUSED = {
+    "it is recurrent": {"kind": "rnn"},
+    "it is a reader": {"kind": "reader"},
+    "its output copies": {"kind": "transformer", "size": 24, "heads": 4, "copy_source": True},
+    "pre-norm, rotary positions, embedding_norm False": {"kind": "transformer", "positions": "rotary"},
+    "model.bias False, model.tied True": {"kind": "transformer", "bias": False},
+    "norm_kind rms, gated False, with sinusoidal positions": {"kind": "transformer", "norm_kind": "rms"},
+    "post-norm in a model of kind language": {"kind": "language", "norm": "post"},
+    "a decoder with linear positions": {"kind": "language", "positions": "linear"},
+    "fewer heads of keys": {"kind": "language", "positions": "rotary", "key_heads": 2},
+    "pre-norm in a model of kind encoder": {"kind": "encoder"},
+    "an encoder with learned positions, embedding_norm False": {
+        "kind": "encoder", "norm": "post", "positions": "learned"
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_has_no_equal_says_why(why):
+    tree = {"data": {"kind": "reverse"}, "model": REFUSED[why]}
+    with pytest.raises(ConfigError, match=why):
+        equal(checked(tree, "test").model)
+
+
+def test_an_export_that_cannot_be_names_the_run(tmp_path, tiny_run):
+    with pytest.raises(ConfigError, match=f"{tiny_run} cannot be exported, .* it is recurrent"):
+        export(tiny_run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    rms = {"positions": "rotary", "norm_kind": "rms", "gated": True, "activation": "silu", "layers": 1}
+    ours(tmp_path / "run", **rms)
+    with pytest.raises(ConfigError, match=r"its output has a bias, and Llama's has none \(model.bias = false"):
+        export(tmp_path / "run", tmp_path / "out")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(RunError, match="full is there already"):
+        export(tiny_run, tmp_path / "full")

@@ -1,0 +1,117 @@
+"""A run as a function: loading, batches, prefixes, scores; and evaluation over it."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+import regard
+from regard.config.config import EvaluateConfig
+from regard.config.data import TableData
+from regard.data.batching import Pair, collate
+from regard.data.files import Example
+from regard.errors import DataError, InputError
+from regard.evaluation.evaluate import evaluate, perplexity
+
+
+@pytest.fixture(scope="module")
+def predictor(tiny_run):
+    return regard.load(tiny_run, device="cpu")
+
+
+def test_text_in_text_out(predictor):
+    assert isinstance(predictor("abc"), str)
+    assert predictor(["abc", "", "b"]) == [predictor("abc"), "", predictor("b")]
+
+
+def test_opening_a_run_draws_nothing_from_whoever_opens_it(tiny_run):
+    torch.manual_seed(7)
+    wanted = torch.rand(3)
+    torch.manual_seed(7)
+    regard.load(tiny_run, device="cpu")
+    assert torch.equal(torch.rand(3), wanted)
+
+
+def test_scores_are_the_sums_of_tokens(predictor):
+    (outputs,) = predictor.predict(["abca"], best=2)
+    for output in outputs:
+        total = sum(token.logprob for token in output.tokens)
+        assert output.score == pytest.approx(total / ((5 + len(output.tokens)) / 6) ** 0.6, rel=1e-5)
+
+
+def test_prefixes_are_kept(predictor):
+    answers = predictor.predict(["abc", "cb"], prefixes=["c", ""])
+    assert answers[0][0].text.startswith("c")
+    with pytest.raises(InputError, match="1 prefixes came for 2 texts"):
+        predictor.predict(["a", "b"], prefixes=["c"])
+
+
+def test_how_texts_are_grouped_changes_nothing(predictor):
+    texts = ["abcd", "a", "", "dcb", "bb"] * 3
+    together = predictor.predict(texts, budget=9999)
+    for few, many in zip(predictor.predict(texts, budget=8), together, strict=True):
+        assert [output.text for output in few] == [output.text for output in many]
+        assert [output.score for output in few] == pytest.approx([output.score for output in many])
+
+
+def test_a_wide_beam_works_on_fewer_texts_at_once(predictor, monkeypatch):
+    """A step's probabilities are bounded: hypotheses times the vocabulary."""
+    texts, start, sizes = ["abcd", "a", "dcb", "bb"], predictor.model.start, []
+    settings = predictor.config.decode.model_copy(update={"beam": 3})
+    wanted = predictor.predict(texts, settings=settings)
+    monkeypatch.setattr("regard.inference.predictor.CELLS", 2 * 3 * predictor.target.size)
+    monkeypatch.setattr(predictor.model, "start", lambda *given: sizes.append(len(given[0])) or start(*given))
+    found = predictor.predict(texts, settings=settings)
+    assert [[output.text for output in one] for one in found] == [[output.text for output in one] for one in wanted]
+    assert sizes == [2, 2]
+
+
+@pytest.mark.parametrize("beam", [1, 2])
+def test_who_is_finished_does_not_wait_for_the_longest(predictor, monkeypatch, beam):
+    steps, step = [], predictor.model.step
+    monkeypatch.setattr(predictor.model, "step", lambda *given: steps.append(1) or step(*given))
+    settings = predictor.config.decode.model_copy(update={"beam": beam, "max_ratio": 2.0, "max_extra": 0})
+    sources = [predictor.encode(text) for text in ("abcdabcd", "", "a")]
+    when = {}
+    for place, outputs in filter(None, predictor.flow(sources, settings)):
+        assert not torch.is_inference_mode_enabled()
+        when[place] = len(steps)
+        assert [output.text for output in outputs] == [
+            predictor.predict([sources[place].text], settings=settings)[0][0].text
+        ]
+        del steps[when[place] :]
+    assert when[1] == 0
+    assert 0 < when[2] < when[0]
+
+
+def test_perplexity_is_the_mean_surprise(predictor):
+    examples = [Example("abc", "cba", ""), Example("b", "b", "")]
+    total = tokens = 0
+    for example in examples:
+        source, target = (v.encode(t).ids for v, t in zip((predictor.source, predictor.target), example, strict=False))
+        batch = collate([Pair([*source, 3], target)])
+        with torch.inference_mode():
+            logprobs = predictor.model(batch).log_softmax(-1).gather(-1, batch.answer[..., None])
+        total -= float(logprobs.sum())
+        tokens += batch.answer.numel()
+    assert perplexity(predictor, examples) == pytest.approx(math.exp(total / tokens), rel=1e-5)
+
+
+def test_evaluation_adds_up(predictor):
+    examples = [Example("ab", "ba", ""), Example("ab", "xx", ""), Example("abcde", "?", "")]
+    settings = EvaluateConfig(metrics=("exact", "perplexity", "bleu"), buckets=(3,))
+    found = evaluate(predictor, examples, settings)
+    assert found.examples == 3
+    assert [bucket["examples"] for bucket in found.buckets] == [2, 1]
+    assert [bucket["length"] for bucket in found.buckets] == ["1-3", "4+"]
+    assert "version:" in found.signatures["bleu"]
+    grouped = evaluate(predictor, examples, settings.model_copy(update={"group": True}))
+    assert grouped.references == [["ba", "xx"], ["?"]]
+    with pytest.raises(DataError, match=r"nothing to evaluate on: this split has no examples\.$"):
+        evaluate(predictor, [], settings)
+    other = copy.copy(predictor)
+    data = TableData(kind="tsv", train=("a",), cut_valid=3)
+    other.config = predictor.config.model_copy(update={"data": data})
+    with pytest.raises(DataError, match=r"no examples\. Set data\.test or data\.cut_test for test\.$"):
+        evaluate(other, [], settings)

@@ -1,0 +1,173 @@
+"""The recurrent line against torch on single sentences, and against its equations written out (A1, A2)."""
+
+import pytest
+import torch
+from oracles import EXACT, shaken
+from oracles import exact as exact
+from pydantic import ValidationError
+from torch.testing import assert_close
+
+from regard.config.config import RNNConfig
+from regard.nn.recurrent import NETWORKS, Decoder, Encoder
+
+pytestmark = pytest.mark.usefixtures("exact")
+
+CELLS = ["rnn", "gru", "lstm"]
+ATTENTIONS = ["none", "dot", "scaled dot", "general", "additive"]
+LENGTHS = torch.tensor([3, 7, 1])
+
+
+def settings(**changes):
+    return RNNConfig(kind="rnn", **{"size": 6, "embedding": 5, "dropout": 0.0} | changes)
+
+
+def sources(decoder, sentences=3):
+    """What a decoder looks at, and its first state."""
+    layers = len(decoder.cells)
+    return decoder.remember(torch.randn(sentences, 7, 6), torch.randn(sentences, layers, 6), LENGTHS[:sentences])
+
+
+# --- the encoder -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_encoder_reads_as_torch_does_each_sentence_alone(cell, directions, layers):
+    ours = shaken(Encoder(settings(cell=cell, bidirectional=directions == 2, layers=layers)))
+    theirs = NETWORKS[cell](5, 6 // directions, layers, batch_first=True, bidirectional=directions == 2)
+    theirs.load_state_dict(ours.network.state_dict())
+    x = torch.randn(3, 8, 5)
+    states, last = ours(x, LENGTHS)
+    assert states.shape == (3, 8, 6)
+    assert last.shape == (3, layers, 6)
+    for row, length in enumerate(LENGTHS.tolist()):
+        wanted, ends = theirs(x[row, :length])
+        ends = ends[0] if cell == "lstm" else ends  # (layer * directions, size / directions)
+        assert_close(states[row, :length], wanted, **EXACT)
+        assert not states[row, length:].any()
+        for layer in range(layers):
+            both = torch.cat([ends[layer * directions + way] for way in range(directions)])
+            assert_close(last[row, layer], both, **EXACT)
+
+
+def test_the_last_state_of_each_direction_is_at_its_own_end():
+    encoder = shaken(Encoder(settings()))
+    states, last = encoder(torch.randn(3, 7, 5), LENGTHS)
+    for row, length in enumerate(LENGTHS.tolist()):
+        assert torch.equal(last[row, 0], torch.cat([states[row, length - 1, :3], states[row, 0, 3:]]))
+
+
+def test_two_directions_need_an_even_size():
+    with pytest.raises(ValidationError, match="size 7 is odd, and a bidirectional encoder gives half to each"):
+        RNNConfig(kind="rnn", size=7)
+
+
+def test_dropout_stands_between_layers_alone():
+    assert Encoder(settings(dropout=0.5)).network.dropout == 0
+    assert Encoder(settings(dropout=0.5, layers=2)).network.dropout == 0.5
+
+
+# --- the decoder -----------------------------------------------------------------------------------------------------
+
+
+def seen_by_hand(decoder, kind, state, states, length, last):
+    """c_t: the encoder's last state, or sum_i a_i h_i with a = softmax(f(s, h_i)) over the words that exist."""
+    attention = decoder.attention
+    match kind:
+        case "none":
+            return last
+        case "dot":
+            energies = [state @ other for other in states[:length]]
+        case "general":
+            energies = [state @ attention.maps.key.weight @ other for other in states[:length]]
+        case "additive":
+            asked = attention.maps.query.weight @ state + attention.maps.query.bias
+            keys = [attention.maps.key.weight @ other for other in states[:length]]
+            energies = [attention.score.vector @ torch.tanh(asked + key) for key in keys]
+    return torch.stack(energies).softmax(0) @ states[:length]
+
+
+def gates(cell, x, state):
+    """W x + b and U s + c, of every gate: (gates, size) each."""
+    return (cell.weight_ih @ x + cell.bias_ih).view(-1, 6), (cell.weight_hh @ state + cell.bias_hh).view(-1, 6)
+
+
+def gru_by_hand(cell, x, state):
+    (reset_x, update_x, new_x), (reset_s, update_s, new_s) = gates(cell, x, state)
+    reset, update = torch.sigmoid(reset_x + reset_s), torch.sigmoid(update_x + update_s)
+    return (1 - update) * torch.tanh(new_x + reset * new_s) + update * state
+
+
+def lstm_by_hand(cell, x, state, inner):
+    enter, forget, new, leave = sum(gates(cell, x, state))
+    inner = torch.sigmoid(forget) * inner + torch.sigmoid(enter) * torch.tanh(new)
+    return torch.sigmoid(leave) * torch.tanh(inner), inner
+
+
+@pytest.mark.parametrize("kind", ["none", "dot", "general", "additive"])
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_a_step_is_its_equations(cell, kind):
+    decoder = shaken(Decoder(settings(cell=cell, attention=kind, layers=2)))
+    states, last, x = torch.randn(3, 7, 6), torch.randn(3, 2, 6), torch.randn(3, 5)
+    source, past = decoder.remember(states, last, LENGTHS)
+    assert_close(past.hidden, torch.tanh(last @ decoder.bridge.weight.mT + decoder.bridge.bias), **EXACT)
+    past = past._replace(cell=torch.randn(3, 2, 6))
+    joined, after = decoder.step(x, source, past)
+    for row, length in enumerate(LENGTHS.tolist()):
+        seen = seen_by_hand(decoder, kind, past.hidden[row, -1], states[row], length, last[row, -1])
+        inputs = torch.cat([x[row], seen])
+        for layer, network in enumerate(decoder.cells):
+            if cell == "lstm":
+                inputs, inner = lstm_by_hand(network, inputs, past.hidden[row, layer], past.cell[row, layer])
+                assert_close(after.cell[row, layer], inner, **EXACT)
+            else:
+                inputs = gru_by_hand(network, inputs, past.hidden[row, layer])
+            assert_close(after.hidden[row, layer], inputs, **EXACT)
+        assert_close(joined[row], torch.cat([inputs, seen, x[row]]), **EXACT)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_step_at_a_time_is_all_at_once(cell, attention):
+    decoder, x = shaken(Decoder(settings(cell=cell, attention=attention, layers=2))), torch.randn(3, 4, 5)
+    source, first = sources(decoder)
+    wanted, end = decoder(x, source, first)
+    past, steps = first, []
+    for piece in x.unbind(1):
+        step, past = decoder(piece[:, None], source, past)
+        steps.append(step)
+    assert_close(torch.cat(steps, dim=1), wanted, **EXACT)
+    assert_close(past, end, **EXACT)
+    joined, _ = decoder.step(x[:, 0], source, first)
+    assert_close(wanted[:, 0], torch.tanh(decoder.join(joined)), **EXACT)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_hypotheses_of_one_sentence_look_at_the_same_source(attention, rows):
+    decoder, state = shaken(Decoder(settings(attention=attention))), torch.randn(3 * rows, 6)
+    states, last = torch.randn(3, 7, 6), torch.randn(3, 1, 6)
+    found = decoder.look(state, decoder.remember(states, last, LENGTHS)[0])
+    for place, row in enumerate(range(0, 3 * rows, rows)):
+        one = slice(place, place + 1)
+        alone, _ = decoder.remember(states[one], last[one], LENGTHS[one])
+        for number in range(row, row + rows):
+            assert_close(found[number : number + 1], decoder.look(state[number : number + 1], alone), **EXACT)
+
+
+def test_without_attention_the_context_is_the_last_state_at_every_step():
+    decoder = shaken(Decoder(settings(attention="none")))
+    source, _ = sources(decoder)
+    assert decoder.attention is None
+    assert torch.equal(decoder.look(torch.randn(3, 6), source), decoder.look(torch.randn(3, 6), source))
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_words_that_do_not_exist_are_not_seen(attention):
+    decoder, state = shaken(Decoder(settings(attention=attention))), torch.randn(3, 6)
+    states, last = torch.randn(3, 7, 6), torch.randn(3, 1, 6)
+    before = decoder.look(state, decoder.remember(states, last, LENGTHS)[0])
+    for row, length in enumerate(LENGTHS.tolist()):
+        states[row, length:] = 1e3
+    assert_close(decoder.look(state, decoder.remember(states, last, LENGTHS)[0]), before, **EXACT)

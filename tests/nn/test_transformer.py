@@ -1,0 +1,186 @@
+"""Blocks against torch's, the whole model against Marian's (D1, D2, D4), and a step at a time against all at once."""
+
+import pytest
+import torch
+from oracles import EXACT, rival, shaken, three_maps
+from oracles import exact as exact
+from torch import nn
+from torch.testing import assert_close
+
+from regard.attention.masks import causal, padding
+from regard.config.config import TransformerConfig
+from regard.nn.transformer import Block, Decoder, Encoder, FeedForward
+from regard.tasks.models import Transformer
+
+pytestmark = pytest.mark.usefixtures("exact")
+
+POSITIONS = ["sinusoidal", "learned", "rotary", "linear", "none"]
+NORMS = ["pre", "post"]
+
+
+def settings(**changes):
+    sizes = {"size": 12, "heads": 3, "feedforward": 7, "encoder_layers": 2, "decoder_layers": 2}
+    return TransformerConfig(kind="transformer", **sizes | changes)
+
+
+# --- D1: the block ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_an_encoder_block_is_the_one_of_torch(norm, activation, masked):
+    ours = shaken(Block(settings(norm=norm, activation=activation, positions="none"), cross=False))
+    theirs = nn.TransformerEncoderLayer(12, 3, 7, 0.0, activation, batch_first=True, norm_first=norm == "pre")
+    theirs.self_attn = rival(ours.self_attention)
+    theirs.linear1, theirs.linear2 = ours.feedforward.widen, ours.feedforward.narrow
+    theirs.norm1, theirs.norm2 = (residual.norm for residual in ours.residuals)
+    x, mask = torch.randn(2, 5, 12), padding(torch.tensor([3, 5]), 5) if masked else None
+    found, _ = ours(x, mask)
+    assert_close(found, theirs(x, src_key_padding_mask=~mask[:, 0, 0] if masked else None), **EXACT)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_decoder_block_is_the_one_of_torch(norm, activation, masked):
+    ours = shaken(Block(settings(norm=norm, activation=activation, positions="none"), cross=True))
+    theirs = nn.TransformerDecoderLayer(12, 3, 7, 0.0, activation, batch_first=True, norm_first=norm == "pre")
+    theirs.self_attn, theirs.multihead_attn = rival(ours.self_attention), rival(ours.cross_attention)
+    theirs.linear1, theirs.linear2 = ours.feedforward.widen, ours.feedforward.narrow
+    theirs.norm1, theirs.norm2, theirs.norm3 = (residual.norm for residual in ours.residuals)
+    x, states = torch.randn(2, 5, 12), torch.randn(2, 7, 12)
+    ahead, hidden = (causal(5, 5), padding(torch.tensor([3, 7]), 7)) if masked else (None, None)
+    found, _ = ours(x, ahead, ours.cross_attention.remember(states), hidden)
+    masks = {"tgt_mask": ~ahead, "memory_key_padding_mask": ~hidden[:, 0, 0]} if masked else {}
+    assert_close(found, theirs(x, states, **masks), **EXACT)
+
+
+def test_a_block_without_bias_has_it_in_its_norms_alone():
+    names = [name for name, _ in Block(settings(bias=False), cross=True).named_parameters() if name.endswith("bias")]
+    assert names == [f"residuals.{number}.norm.bias" for number in range(3)]
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
+def test_feed_forward_sees_one_position_at_a_time(activation):
+    part, x = shaken(FeedForward(5, 7, activation)), torch.randn(2, 3, 5)
+    bent = getattr(nn.functional, activation)(x[1, 2] @ part.widen.weight.mT + part.widen.bias)
+    assert_close(part(x)[1, 2], bent @ part.narrow.weight.mT + part.narrow.bias, **EXACT)
+
+
+# --- D2, D4: encoder and decoder -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_a_step_at_a_time_is_all_at_once(positions, norm):
+    config = settings(positions=positions, norm=norm)
+    decoder, x = shaken(Decoder(config, config.decoder_layers, longest=11, cross=True)), torch.randn(2, 7, 12)
+    source = decoder.remember(torch.randn(2, 5, 12), padding(torch.tensor([3, 5]), 5))
+    wanted, whole = decoder(x, source)
+    past, steps = None, []
+    for piece in x.split([1, 1, 3, 2], dim=1):
+        step, past = decoder(piece, source, past)
+        steps.append(step)
+    assert_close(torch.cat(steps, dim=1), wanted, **EXACT)
+    assert_close(past, whole, **EXACT)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_hypotheses_of_one_sentence_look_at_the_same_source(positions):
+    decoder, x = shaken(Decoder(settings(positions=positions), 2, longest=11, cross=True)), torch.randn(6, 4, 12)
+    states, mask = torch.randn(2, 5, 12), padding(torch.tensor([3, 5]), 5)
+    copied = decoder.remember(states.repeat_interleave(3, dim=0), mask.repeat_interleave(3, dim=0))
+    assert_close(decoder(x, decoder.remember(states, mask))[0], decoder(x, copied)[0], **EXACT)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_padding_more_changes_nothing(positions, norm):
+    encoder, x = shaken(Encoder(settings(positions=positions, norm=norm), 2, longest=11)), torch.randn(2, 5, 12)
+    alone = encoder(x, None)
+    for junk in (0.0, 1e3):
+        more = torch.cat([x, torch.full((2, 3, 12), junk)], dim=1)
+        assert_close(encoder(more, padding(torch.tensor([5, 5]), 8))[:, :5], alone, **EXACT)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_what_comes_later_is_not_seen(positions):
+    decoder, x = shaken(Decoder(settings(positions=positions), 2, longest=11, cross=True)), torch.randn(2, 7, 12)
+    source = decoder.remember(torch.randn(2, 5, 12), None)
+    before, _ = decoder(x, source)
+    x[:, 4] = torch.randn(2, 12)
+    after, _ = decoder(x, source)
+    assert_close(after[:, :4], before[:, :4], **EXACT)
+    assert (after[:, 4:] - before[:, 4:]).norm(dim=-1).min() > 1e-3
+
+
+def test_pre_norm_ends_with_a_norm_and_post_norm_does_not():
+    ends = {norm: Encoder(settings(norm=norm), 2, longest=11).norm for norm in NORMS}
+    assert isinstance(ends["pre"], nn.LayerNorm)
+    assert not list(ends["post"].parameters())
+
+
+def test_layers_do_not_share_weights():
+    decoder = Decoder(settings(), 2, longest=11, cross=True)
+    first, second = (set(map(id, block.parameters())) for block in decoder.blocks)
+    assert not first & second
+
+
+# --- the whole model -------------------------------------------------------------------------------------------------
+
+
+def same_weights(theirs, ours):
+    """Give a MarianMTModel the weights of ours."""
+    pairs = [(theirs.model.encoder, ours.encoder, ours.source_embedding)]
+    pairs += [(theirs.model.decoder, ours.decoder, ours.target_embedding)]
+    for stack, own, embedding in pairs:
+        stack.embed_tokens = embedding
+        stack.embed_positions.weight = own.positions.table
+        for layer, block in zip(stack.layers, own.blocks, strict=True):
+            attentions = [(layer.self_attn, block.self_attention)]
+            norms = ["self_attn_layer_norm", "final_layer_norm"]
+            if block.cross_attention is not None:
+                attentions.append((layer.encoder_attn, block.cross_attention))
+                norms.insert(1, "encoder_attn_layer_norm")
+            for attention, part in attentions:
+                attention.q_proj, attention.k_proj, attention.v_proj = three_maps(part)
+                attention.out_proj = part.output
+            layer.fc1, layer.fc2 = block.feedforward.widen, block.feedforward.narrow
+            for name, residual in zip(norms, block.residuals, strict=True):
+                setattr(layer, name, residual.norm)
+    theirs.lm_head.weight = ours.output.weight
+    theirs.final_logits_bias = ours.output.bias.detach()[None]
+    return theirs.eval()
+
+
+@pytest.mark.parametrize(("activation", "name"), [("relu", "relu"), ("silu", "swish")])
+def test_the_whole_model_is_marian(activation, name):
+    transformers = pytest.importorskip("transformers")
+    config = settings(norm="post", activation=activation, positions="learned", decoder_layers=3)
+    ours = shaken(Transformer(config, 17, longest=11)).float()
+    theirs = transformers.MarianMTModel(
+        transformers.MarianConfig(
+            vocab_size=17,
+            max_position_embeddings=11,
+            d_model=12,
+            encoder_layers=2,
+            decoder_layers=3,
+            encoder_attention_heads=3,
+            decoder_attention_heads=3,
+            encoder_ffn_dim=7,
+            decoder_ffn_dim=7,
+            activation_function=name,
+            scale_embedding=True,
+            pad_token_id=0,
+            eos_token_id=3,
+            decoder_start_token_id=2,
+            forced_eos_token_id=3,
+            attn_implementation="eager",
+        )
+    )
+    source, target, lengths = torch.randint(4, 17, (2, 7)), torch.randint(4, 17, (2, 5)), torch.tensor([4, 7])
+    mask = padding(lengths, 7)[:, 0, 0]
+    wanted = same_weights(theirs, ours)(source * mask, mask.long(), decoder_input_ids=target).logits
+    hidden, _ = ours.decode(target, ours.encode(source * mask, lengths))
+    assert_close(ours.output(hidden), wanted, rtol=0, atol=1e-5)

@@ -1,0 +1,347 @@
+"""The queue before the model: batches, order, limits, those who leave, and stopping."""
+
+import asyncio
+import signal
+import threading
+
+import httpx
+import pytest
+from prometheus_client import generate_latest
+from serving import Held, live, wait_until
+
+import regard
+from regard.errors import InputError
+from regard.server.batcher import Batcher, Metrics, RefusedError, ServeSettings
+
+
+@pytest.fixture(scope="module")
+def predictor(tiny_run):
+    return regard.load(tiny_run, ["text.languages=['en','de']"], device="cpu")
+
+
+@pytest.fixture
+def held(predictor):
+    held = Held(predictor)
+    yield held
+    held.go.set()
+
+
+def doubled(items):
+    return enumerate(item * 2 for item in items)
+
+
+def inside(test, **settings):
+    """Run a coroutine with a batcher."""
+
+    async def main():
+        async with Batcher(ServeSettings(threads=1, **settings), Metrics()) as batcher:
+            return await test(batcher)
+
+    return asyncio.run(main())
+
+
+# --- the queue -------------------------------------------------------------------------------------------------------
+
+
+def test_equal_keys_are_worked_on_together_and_answers_keep_their_places():
+    batches = []
+
+    def work(items):
+        batches.append(items)
+        return doubled(items)
+
+    async def test(batcher):
+        keys = ["x", "y", "x", "x", "y"]
+        return await asyncio.gather(*(batcher.submit(key, work, [n, n + 10]) for n, key in enumerate(keys)))
+
+    assert inside(test) == [[2 * n, 2 * n + 20] for n in range(5)]
+    assert batches == [[0, 10, 2, 12, 3, 13], [1, 11, 4, 14]]
+
+
+def test_a_batch_has_a_largest_size():
+    sizes = []
+
+    def work(items):
+        sizes.append(len(items))
+        return enumerate(items)
+
+    async def test(batcher):
+        return await batcher.submit("x", work, range(10))
+
+    assert inside(test, batch_items=4) == list(range(10))
+    assert sizes == [4, 4, 2]
+
+
+def test_one_that_fails_does_not_fail_the_others():
+    def work(items):
+        return enumerate(InputError("bad") if item == 1 else item for item in items)
+
+    def breaks(items):
+        if 1 in items:
+            raise ZeroDivisionError
+        return enumerate(items)
+
+    async def test(batcher):
+        for function in (work, breaks):
+            jobs = (batcher.submit("x", function, [n]) for n in range(3))
+            found = await asyncio.gather(*jobs, return_exceptions=True)
+            assert found[::2] == [[0], [2]]
+            assert isinstance(found[1], InputError | ZeroDivisionError)
+
+    inside(test)
+
+
+def test_a_full_queue_refuses_and_who_leaves_frees_a_place():
+    begun, go = threading.Event(), threading.Event()
+
+    def work(items):
+        begun.set()
+        assert go.wait(2)
+        return enumerate(items)
+
+    async def test(batcher):
+        running = asyncio.create_task(batcher.submit("x", work, [0]))
+        await asyncio.to_thread(begun.wait)
+        waiting = asyncio.create_task(batcher.submit("x", work, [1, 2, 3]))
+        await asyncio.sleep(0)
+        with pytest.raises(RefusedError, match=r"the queue is full: 3 texts wait, at most 3 may") as refused:
+            await batcher.submit("x", work, [4])
+        assert refused.value.status == 429
+        assert refused.value.headers == {"Retry-After": "1"}
+        with pytest.raises(RefusedError, match="holds 4 pieces of text, at most 3"):
+            await batcher.submit("x", work, [1, 2, 3, 4])
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert not batcher.waiting
+        last = asyncio.create_task(batcher.submit("x", work, [5]))
+        go.set()
+        return await running, await last
+
+    assert inside(test, max_queue=3, max_items=3) == ([0], [5])
+
+
+def test_who_is_finished_is_told_at_once_and_a_breakdown_is_for_those_left():
+    first_told = threading.Event()
+
+    def work(items):
+        if items[0] != 1:
+            yield 0, items[0]
+        assert len(items) == 1 or first_told.wait(2)
+        if 1 in items:
+            raise ZeroDivisionError
+        yield from list(enumerate(items))[1:]
+
+    async def test(batcher):
+        tasks = [asyncio.create_task(batcher.submit("x", work, [n])) for n in range(3)]
+        tasks[0].add_done_callback(lambda done: first_told.set())
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    first, broken, last = inside(test)
+    assert (first, last) == ([0], [2])
+    assert isinstance(broken, ZeroDivisionError)
+
+
+def test_a_long_one_lets_others_take_their_turn(monkeypatch):
+    """The long one goes on until the short one, which came later, has been answered."""
+    monkeypatch.setattr("regard.server.batcher.PATIENCE", 0.0)
+    begun, answered = threading.Event(), threading.Event()
+
+    def long(items):
+        for _ in range(100_000):
+            begun.set()
+            if answered.wait(1e-3):
+                yield 0, "at last"
+                return
+            yield None
+
+    async def test(batcher):
+        first = asyncio.create_task(batcher.submit("x", long, [0]))
+        await asyncio.to_thread(begun.wait)
+        others = await asyncio.gather(*(batcher.submit(key, doubled, [n]) for n, key in enumerate("xyz")))
+        answered.set()
+        return await first, others
+
+    assert inside(test) == (["at last"], [[0], [2], [4]])
+
+
+def test_who_comes_behind_long_ones_of_the_same_model_gathers(monkeypatch):
+    """Two batches of one key take turns; the third waits until one has ended, so five texts are three batches, not
+    five that each get a fifth of the time. Other keys do not wait for them."""
+    monkeypatch.setattr("regard.server.batcher.PATIENCE", 0.0)
+    sizes, begun, end = [], threading.Semaphore(0), threading.Event()
+
+    def long(items):
+        sizes.append(len(items))
+        begun.release()
+        while not end.wait(1e-3):
+            yield None
+        yield from enumerate(items)
+
+    async def test(batcher):
+        tasks = []
+        for number in range(5):
+            tasks.append(asyncio.create_task(batcher.submit("x", long, [number])))
+            if number < 2:
+                await asyncio.to_thread(begun.acquire)
+            assert await batcher.submit("y", doubled, [7]) == [14]
+        end.set()
+        return await asyncio.gather(*tasks)
+
+    assert inside(test) == [[0], [1], [2], [3], [4]]
+    assert sizes == [1, 1, 3]
+
+
+def test_work_that_nobody_waits_for_is_dropped():
+    begun, dropped = threading.Event(), threading.Event()
+
+    def work(items):
+        try:
+            while True:
+                begun.set()
+                yield None
+        finally:
+            dropped.set()
+
+    async def test(batcher):
+        task = asyncio.create_task(batcher.submit("x", work, [0]))
+        await asyncio.to_thread(begun.wait)
+        task.cancel()
+        return await asyncio.to_thread(dropped.wait, 5)
+
+    assert inside(test)
+
+
+def test_who_waits_too_long_is_told():
+    go = threading.Event()
+
+    async def test(batcher):
+        with pytest.raises(RefusedError, match=r"no answer within 0\.05 seconds") as refused:
+            await batcher.submit("x", lambda items: go.wait(10) and enumerate(items), [0])
+        go.set()
+        assert refused.value.status == 503
+
+    inside(test, timeout=0.05)
+
+
+def test_stopping_finishes_what_was_accepted():
+    async def test(batcher):
+        accepted = [asyncio.create_task(batcher.submit(n % 3, doubled, [n])) for n in range(9)]
+        await asyncio.sleep(0)
+        batcher.closing = True
+        with pytest.raises(RefusedError, match="the server is stopping") as refused:
+            await batcher.submit("x", doubled, [1])
+        assert refused.value.status == 503
+        return await asyncio.gather(*accepted)
+
+    assert inside(test) == [[2 * n] for n in range(9)]
+
+
+def test_stopping_when_the_last_one_has_just_left():
+    """Nobody waits any more, though a batch was about to be gathered: the end is not slept through."""
+
+    async def main():
+        async with Batcher(ServeSettings(threads=1, wait_ms=200.0), Metrics()) as batcher:
+            task = asyncio.create_task(batcher.submit("x", doubled, [1]))
+            await asyncio.sleep(0.05)
+            task.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), 5))
+
+
+@pytest.mark.parametrize("keys", [("",), ("a", ""), (" a",), ("clé",), ("a\n",)])
+def test_keys_that_no_header_can_carry(keys):
+    with pytest.raises(ValueError, match=f"key {len(keys)} of {len(keys)} is empty, or not plain ASCII"):
+        ServeSettings(keys=keys)
+
+
+# --- through HTTP ----------------------------------------------------------------------------------------------------
+
+
+def translate(text):
+    return {"q": text, "source": "en", "target": "de"}
+
+
+def test_together_is_as_alone(predictor):
+    texts = [("abcdefgh" * 2)[n % 7 : n % 7 + 1 + n % 4] for n in range(40)]
+    alone = {text: predictor.predict([text], best=2) for text in texts}
+
+    async def ask(url):
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+            bodies = [{"text": text, "best": 2} for text in texts]
+            return await asyncio.gather(*(client.post("/v1/predict", json=body) for body in bodies))
+
+    with live({"tiny": predictor}, wait_ms=20.0) as server:
+        found = asyncio.run(ask(server.url))
+        counted = 'regard_requests_total{route="/v1/predict",status="200"} 40.0'
+        wait_until(lambda: counted in generate_latest(server.service.metrics.registry).decode())  # after the answer
+        metrics = generate_latest(server.service.metrics.registry).decode()
+    for text, response in zip(texts, found, strict=True):
+        ((want, _),) = alone[text]
+        got = response.json()["answers"][0][0]
+        assert got["text"] == want.text
+        assert got["score"] == pytest.approx(want.score, rel=1e-4)
+    batches = float(metrics.split("\nregard_batch_texts_count ")[1].split()[0])
+    assert batches < 20
+    assert f'regard_tokens_total{{side="source"}} {sum(map(len, texts))}.0' in metrics
+    assert "regard_waiting_texts 0.0" in metrics
+
+
+def test_a_client_that_goes_away_frees_its_place(held):
+    with live({"tiny": held}, max_queue=2, max_items=2) as server, httpx.Client(base_url=server.url) as client:
+        first = threading.Thread(target=lambda: httpx.post(server.url + "/translate", json=translate("a"), timeout=30))
+        first.start()
+        assert held.begun.wait(10)
+        waiting = server.service.batcher
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/translate", json=translate(["b", "c"]), timeout=0.2)
+        wait_until(lambda: not waiting.waiting)
+        held.go.set()
+        assert client.post("/translate", json=translate("d"), timeout=30).status_code == 200
+        first.join()
+    assert held.batches == [["a"], ["d"]]
+
+
+def test_a_full_queue_is_429_and_then_all_is_well(held):
+    async def flood(url):
+        async with httpx.AsyncClient(base_url=url, timeout=30, limits=httpx.Limits(max_connections=None)) as client:
+            calls = [asyncio.create_task(client.post("/translate", json=translate("ab"))) for _ in range(50)]
+            while sum(call.done() for call in calls) < 50 - 4 - 1:
+                await asyncio.sleep(0.01)
+            held.go.set()
+            return [response.status_code for response in await asyncio.gather(*calls)]
+
+    with live({"tiny": held}, max_queue=4, max_items=4, batch_items=1) as server:
+        statuses = asyncio.run(flood(server.url))
+        after = httpx.post(server.url + "/translate", json=translate("ab"), timeout=30)
+    assert sorted(set(statuses)) == [200, 429]
+    assert statuses.count(200) in (4, 5)
+    assert after.status_code == 200
+
+
+def test_sigterm_loses_nothing_that_was_accepted(predictor):
+    """Clients that never stop asking: each gets an answer to every request, the last of them 503."""
+    asked, answered = [], []
+
+    async def client(url):
+        async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+            while True:
+                asked.append(1)
+                response = await http.post("/translate", json=translate("abc"))
+                answered.append(response.status_code)
+                if response.status_code != 200:
+                    assert response.json() == {"error": "the server is stopping. Try another, or again later."}
+                    assert response.headers["connection"] == "close"
+                    return
+
+    async def load(server):
+        clients = [asyncio.create_task(client(server.url)) for _ in range(8)]
+        while len(answered) < 40:
+            await asyncio.sleep(0.01)
+        server.server.handle_exit(signal.SIGTERM, None)
+        await asyncio.gather(*clients)
+
+    with live({"tiny": predictor}) as server:
+        asyncio.run(load(server))
+        wait_until(lambda: not server.server.servers[0].is_serving())
+    assert len(asked) == len(answered)
+    assert answered.count(503) == 8

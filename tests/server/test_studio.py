@@ -1,0 +1,603 @@
+"""The page, in a real browser: the server it comes from, and the file that stands alone."""
+
+import base64
+import copy
+import json
+import shutil
+import socket
+import threading
+import time
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+import pytest
+from conftest import tiny, train_tiny
+from serving import every_task
+
+import regard
+from regard.config.config import TransformerConfig
+from regard.config.toml import read
+from regard.explain.attention_maps import page as page_of
+from regard.server.app import application
+from regard.server.batcher import ServeSettings
+from regard.tasks.models import Language
+from regard.training.run import fit, fresh
+
+uvicorn = pytest.importorskip("uvicorn")
+playwright = pytest.importorskip("playwright.sync_api")
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome is installed"),
+]
+KEY = "open sesame"
+STORY = "Mary went to the kitchen. John went to the garden. Mary went to the office."
+HOSTILE = "</script><img src=x onerror=document.title='broken'> 👩‍👩‍👧 שלום 안녕 &amp; ${1}"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser):
+    """A page that remembers what it asked for and what went wrong in it."""
+    page = browser.new_page(locale="en-US", viewport={"width": 1400, "height": 1000})
+    page.set_default_timeout(20_000)
+    page.asked, page.wrong = [], []
+    page.on("request", lambda request: page.asked.append(request.url))
+    page.on("pageerror", lambda error: page.wrong.append(str(error)))
+    page.on("console", lambda message: page.wrong.append(message.text) if message.type == "error" else None)
+    yield page
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def predictors(tmp_path_factory):
+    """A run that has learned to turn strings round, and small ones of every kind of attention."""
+    folder = tmp_path_factory.mktemp("studio")
+    config = read("reverse", ["train.steps=400", "train.validate_every=400", "data.longest=8"])
+    fit(fresh(config, folder / "reverse"), folder / "reverse", lambda event: None, device="cpu")
+    train_tiny(folder / "additive", "model.attention=additive")
+    sizes = {"size": 12, "heads": 3, "feedforward": 8, "encoder_layers": 2, "decoder_layers": 2}
+    for positions in ("linear", "rotary"):
+        model = TransformerConfig(kind="transformer", positions=positions, **sizes)
+        config = tiny().model_copy(update={"model": model})
+        fit(fresh(config, folder / positions), folder / positions, lambda event: None, device="cpu")
+    found = {name: regard.load(folder / name, device="cpu") for name in ("reverse", "additive", "linear", "rotary")}
+    return {**found, **every_task(folder)}
+
+
+def served(predictors, settings):
+    """The server in a thread: its address, and what stops it."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(application(predictors, settings), log_level="error", ws="none"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+
+    def stop():
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+    return f"http://127.0.0.1:{listener.getsockname()[1]}", stop
+
+
+@pytest.fixture(scope="module")
+def studio(predictors):
+    address, stop = served(predictors, ServeSettings())
+    yield address
+    stop()
+
+
+def token(page, line, text):
+    return page.locator(f".line[data-of={line}] .token", has_text=text).first
+
+
+def painted(page, line):
+    """How strongly each token of a line is lit."""
+    script = "all => all.map(token => Number(token.style.getPropertyValue('--weight')))"
+    return page.locator(f".line[data-of={line}] .token").evaluate_all(script)
+
+
+def answered(page, text):
+    playwright.expect(page.locator(".others li").first).to_contain_text(text)
+
+
+def link(page):
+    return {name: values[0] for name, values in parse_qs(urlsplit(page.url).fragment).items()}
+
+
+def test_typing_looking_calculating_and_sharing(studio, page, browser):
+    page.goto(studio)
+    page.fill("#text", "abcdef")
+    answered(page, "fedcba")
+    token(page, "query", "e").hover()
+    lit = painted(page, "key")
+    assert lit.index(max(lit)) == "abcdef".index("e")
+    playwright.expect(page.locator(".looks h3")).to_have_text("‘e’ looks at")
+    assert page.locator(".line[data-of=query] .token").first.get_attribute("data-percent").endswith("%")
+    token(page, "key", "b").hover()
+    lit = painted(page, "query")
+    assert lit.index(max(lit)) == "fedcba".index("b")
+
+    page.select_option("#model", "linear")
+    thumb = page.get_by_role("button", name="Encoder: the source looks at itself · Layer 2, head 3")
+    thumb.click()
+    playwright.expect(thumb).to_have_attribute("aria-pressed", "true")
+    assert link(page)["map"] == "encoder.blocks.1.self_attention"
+    assert link(page)["head"] == "2"
+    page.select_option("select[name=row]", "1")
+    page.get_by_text("Calculator").click()
+    playwright.expect(page.locator(".calculator tbody tr")).to_have_count(7)
+    weights = page.locator(".calculator tbody tr").evaluate_all("rows => rows.map(row => Number(row.dataset.weight))")
+    assert sum(weights) == pytest.approx(1)
+
+    page.select_option("#language", "ko")
+    playwright.expect(page.locator("#submit")).to_have_text("답하기")
+    playwright.expect(page.locator(".calculator h2")).to_have_text("계산기")
+    assert page.locator("html").get_attribute("lang") == "ko"
+
+    other = browser.new_page(viewport={"width": 360, "height": 700})
+    other.on("console", lambda message: page.wrong.append(message.text) if message.type == "error" else None)
+    other.goto(page.url)
+    playwright.expect(other.locator("#submit")).to_have_text("답하기")
+    playwright.expect(other.locator("#text")).to_have_value("abcdef")
+    playwright.expect(other.locator("select[name=map]")).to_have_value("encoder.blocks.1.self_attention")
+    playwright.expect(other.locator("select[name=head]")).to_have_value("2")
+    playwright.expect(other.locator("select[name=row]")).to_have_value("1")
+    playwright.expect(other.locator(".calculator tbody tr")).to_have_count(7)
+    assert link(other) == link(page)
+    assert other.evaluate("document.documentElement.scrollWidth") <= 360
+    other.close()
+
+    assert not page.wrong
+    assert {urlsplit(url)._replace(path="", query="", fragment="").geturl() for url in page.asked} == {studio}
+
+
+def test_the_calculator_agrees_with_every_map(studio, page, predictors):
+    page.goto(studio)
+    script = """async (body) => {
+        const headers = {"Content-Type": "application/json"}, method = "POST";
+        const ask = (more) => fetch("v1/look", {method, headers, body: JSON.stringify({...body, ...more})})
+            .then((response) => response.json());
+        const names = (await ask({})).maps.map((entry) => entry.name), tree = await ask({vectors: names});
+        let worst = 0, count = 0;
+        for (const entry of tree.maps) for (let head = 0; head < entry.shape[0]; head++) {
+            const packed = Uint8Array.from(atob(entry.packed[head]), (character) => character.charCodeAt(0));
+            for (let row = 0; row < entry.shape[1]; row++)
+                Regard.calculate(entry, head, row).steps.forEach((step, column) => {
+                    worst = Math.max(worst, Math.abs(step.weight - packed[row * entry.shape[2] + column] / 255));
+                    count++;
+                });
+        }
+        return [worst, count];
+    }"""
+    for name in predictors:
+        asked = {"text": "abcd"} if name not in ("word", "span") else {"question": "Where is Mary?", "context": STORY}
+        worst, count = page.evaluate(script, {"model": name, **asked})
+        assert count > 0
+        assert worst <= 0.5 / 255 + 1e-5, name
+
+
+def classes(page):
+    """The bars: classes and how likely each is, in percent."""
+    items = page.locator(".bars li").all()
+    return {
+        item.locator("button").inner_text(): float(item.locator(".gauge").inner_text().split()[0]) for item in items
+    }
+
+
+def test_classes_and_what_each_looked_at(studio, page):
+    page.goto(f"{studio}/#model=classes&text=the rain and the snow")
+    playwright.expect(page.locator(".given")).to_have_text("weather")
+    playwright.expect(page.locator("#submit")).to_have_text("Classify")
+    playwright.expect(page.locator("#settings")).to_be_hidden()
+    found = classes(page)
+    assert next(iter(found)) == "weather"
+    assert set(found) == {"weather", "food", "sport"}
+    assert sum(found.values()) == pytest.approx(100, abs=0.2)
+    playwright.expect(page.locator(".looks h3")).to_have_text("‘weather’ looks at")
+    before = painted(page, "key")
+    page.get_by_role("button", name="Look at food").click()
+    playwright.expect(page.locator(".looks h3")).to_have_text("‘food’ looks at")
+    assert painted(page, "key") != before
+    assert link(page)["map"] == "attention"
+    page.keyboard.press("ArrowUp")
+    playwright.expect(page.locator(".looks h3")).to_have_text("‘weather’ looks at")
+    page.fill("#text", "the soup and the cake")
+    playwright.expect(page.locator(".given")).to_have_text("food")
+    playwright.expect(page.locator("[aria-current=true]")).to_contain_text("food")
+    token(page, "key", "soup").hover()
+    playwright.expect(page.locator(".looks h3")).to_have_text("Who looks at ‘soup’")
+    page.select_option("#model", "several")
+    page.fill("#text", "the rain and the soup and the snow")
+    playwright.expect(page.locator(".given")).to_have_text("weather+food")
+    page.select_option("#model", "pooled")
+    playwright.expect(page.locator(".bars li")).to_have_count(3)
+    assert not page.wrong
+
+
+def test_a_question_and_where_its_answer_is(studio, page):
+    page.goto(studio)
+    page.select_option("#model", "span")
+    page.fill("#question", "Where is Mary?")
+    playwright.expect(page.locator(".empty")).to_contain_text("Ask a question")
+    page.fill("#text", STORY)
+    answer = page.locator(".given")
+    playwright.expect(answer).to_have_text(page.locator(".others li").first.inner_text().split("\n")[0])
+
+    def marked():
+        return "".join(page.locator(".line[data-of=key] .found").all_inner_texts())
+
+    assert marked() == answer.inner_text().replace(" ", "")
+    page.locator(".others li button").nth(1).click()
+    playwright.expect(answer).to_have_text(page.locator(".others li button").nth(1).inner_text())
+    assert marked() == answer.inner_text().replace(" ", "")
+    token(page, "query", "end").hover()
+    playwright.expect(page.locator(".looks h3")).to_have_text("‘end’ looks at")
+    assert link(page)["question"] == "Where is Mary?"
+    assert link(page)["text"] == STORY
+
+    page.select_option("#model", "word")
+    playwright.expect(page.locator(".line[data-of=key] .token")).to_have_count(4)
+    lines = page.locator(".line[data-of=key]").inner_text()
+    assert lines.split("\n") == ["Where is Mary?", STORY]  # as it was written, though it is read the latest first
+    assert answer.inner_text() in ("kitchen", "garden", "office", "hallway")
+    page.get_by_role("button", name="Question and context look at each other · Layer 2, head 3").click()
+    assert link(page)["map"] == "encoder.blocks.0.self_attention#1"
+    page.select_option("select[name=map]", "attention")
+    page.get_by_text("Calculator").click()
+    playwright.expect(page.locator(".calculator tr.hidden th")).to_have_text("Where is Mary?")
+    page.reload()
+    playwright.expect(page.locator("#question")).to_have_value("Where is Mary?")
+    playwright.expect(page.locator(".calculator tr.hidden th")).to_have_text("Where is Mary?")
+    assert not page.wrong
+
+
+def test_a_text_goes_on_token_by_token(studio, page):
+    page.goto(f"{studio}/#model=letters")
+    playwright.expect(page.locator("#submit")).to_have_text("Continue")
+    playwright.expect(page.locator("#live-label")).to_be_hidden()
+    page.fill("#text", "the quick")
+    page.get_by_text("Decoding").click()
+    for name, value in {"max_tokens": 24, "temperature": 0.5, "seed": 3, "top_p": 0.9}.items():
+        page.fill(f"[name={name}]", str(value))
+    with page.expect_request("**/v1/completions") as asked, page.expect_request("**/v1/look") as looked:
+        page.keyboard.press("Control+Enter")
+    body = asked.value.post_data_json
+    assert (body["temperature"], body["top_p"], body["max_tokens"], body["seed"]) == (0.5, 0.9, 24, 3)
+    written = looked.value.post_data_json["target"]
+    assert len(written) == 24
+    playwright.expect(page.locator(".heads")).to_be_visible()
+    playwright.expect(page.locator(".line[data-of=query] .token")).to_have_count(8 + 24 + 1)
+    assert page.locator(".line[data-of=query] .token[data-percent]").count() == 24 + 1
+    assert page.locator(".line[data-of=input] .token.prompt").count() == 9
+    playwright.expect(page.locator(".line[data-of=key]")).to_have_count(0)
+    playwright.expect(page.locator("select[name=row]")).to_have_value("8")
+    token(page, "query", "k").hover()
+    lit = painted(page, "input")
+    assert sum(weight**2 for weight in lit) == pytest.approx(1, abs=0.05)
+    page.reload()
+    playwright.expect(page.locator(".heads")).to_be_visible()
+    assert page.locator(".line[data-of=query]").inner_text().replace("·", "").startswith("the quick")
+    page.fill("[name=max_tokens]", "9999")
+    page.click("#submit")
+    playwright.expect(page.locator("#error")).to_contain_text("maximum context length is 64 tokens")
+    assert page.wrong == ["Failed to load resource: the server responded with a status of 400 (Bad Request)"]
+
+
+def test_writing_can_be_stopped(predictors, page, monkeypatch):
+    predictor = predictors["letters"]
+    step = Language.step
+
+    def slowly(self, tokens, state):
+        time.sleep(0.15)
+        return step(self, tokens, state)
+
+    monkeypatch.setattr(Language, "step", slowly)
+    address, stop = served({"letters": predictor}, ServeSettings())
+    try:
+        page.goto(f"{address}/#text=the quick&max_tokens=50&temperature=0")
+        playwright.expect(page.locator(".written .token").nth(2)).to_be_visible()
+        assert page.locator(".heads").count() == 0
+        page.get_by_role("button", name="Stop").click()
+        playwright.expect(page.locator(".heads")).to_be_visible()
+        assert 3 < page.locator(".line[data-of=query] .token[data-percent]").count() < 45
+        playwright.expect(page.locator("#stop")).to_be_hidden()
+        assert not page.wrong
+    finally:
+        stop()
+
+
+def test_another_answer_can_be_looked_at(studio, page):
+    page.goto(f"{studio}/#model=reverse&text=abcdef&best=3&beam=4")
+    answered(page, "fedcba")
+    other = page.locator(".others li").nth(1).locator("button")
+    text = other.inner_text()
+    other.click()
+    playwright.expect(page.locator(".others [aria-current=true] button")).to_have_text(text)
+    playwright.expect(page.locator(".others li")).to_have_count(3)
+    shown = page.locator(".line[data-of=query] .token:not(.special)").all_inner_texts()
+    assert "".join(shown) == text != "fedcba"
+    playwright.expect(page.locator(".others [aria-current=true] button")).to_be_focused()
+    assert link(page)["answer"] == text
+    page.reload()
+    playwright.expect(page.locator(".others [aria-current=true] button")).to_have_text(text)
+    page.locator(".others li").first.locator("button").click()
+    playwright.expect(page.locator(".others [aria-current=true] button")).to_have_text("fedcba")
+    assert not page.wrong
+
+
+def test_long_texts_of_every_task(studio, page):
+    """500 tokens: the page answers, and a hover is quick."""
+    for name, text in {"classes": "rain " * 498, "span": STORY + " he" * 240}.items():
+        asked = f"&question=Where is Mary?&text={text}" if name == "span" else f"&text={text}"
+        page.goto("about:blank")
+        page.goto(f"{studio}/#model={name}{asked}")
+        playwright.expect(page.locator(".line.long .token").first).to_be_visible()
+        assert page.locator(".line[data-of=key] .token").count() >= 490
+        took = page.evaluate("""() => {
+            const tokens = document.querySelectorAll(".line[data-of=key] .token"), start = performance.now();
+            for (let index = 0; index < 20; index++) {
+                tokens[index * 20].dispatchEvent(new MouseEvent("mouseover", {bubbles: true}));
+                document.body.getBoundingClientRect();
+            }
+            return (performance.now() - start) / 20;
+        }""")
+        assert took < 100, f"one hover takes {took:.0f} ms"
+    assert not page.wrong
+
+
+def test_the_keyboard_reaches_everything(studio, page):
+    page.goto(f"{studio}/#model=reverse&text=abc")
+    answered(page, "cba")
+    token(page, "query", "c").focus()
+    page.keyboard.press("ArrowRight")
+    playwright.expect(page.locator(".looks h3")).to_have_text("‘b’ looks at")
+    page.keyboard.press("Enter")
+    assert link(page)["row"] == "1"
+    assert page.locator(".line[data-of=query] .token[tabindex='0']").count() == 1
+    page.locator(".stage").focus()
+    for key in ("ArrowRight", "ArrowDown", "ArrowRight"):
+        page.keyboard.press(key)
+    playwright.expect(page.locator("#spoken")).to_contain_text("row 3 ‘a’ looks at column 2 ‘b’:")
+    page.focus("#text")
+    page.keyboard.press("End")
+    page.locator("#live").uncheck()
+    page.locator("#text").press_sequentially("d")
+    page.keyboard.press("Control+Enter")
+    answered(page, "dcba")
+    assert not page.wrong
+
+
+def test_settings_reach_the_server_and_the_link(studio, page):
+    page.goto(f"{studio}/#model=reverse&text=abcdef&beam=3&best=2")
+    answered(page, "fedcba")
+    playwright.expect(page.locator(".others li")).to_have_count(2)
+    assert link(page)["beam"] == "3"
+    with page.expect_request("**/v1/look") as asked:
+        page.check("[name=sample]")
+    assert asked.value.post_data_json["settings"] == {"beam": 3, "sample": True}
+    playwright.expect(page.locator("[name=beam]")).to_be_disabled()
+    playwright.expect(page.locator("[name=temperature]")).to_be_enabled()
+    page.evaluate("location.hash = '#model=reverse&text=abc'")
+    answered(page, "cba")
+    playwright.expect(page.locator("[name=sample]")).not_to_be_checked()
+
+
+def test_light_and_dark(studio, page):
+    page.goto(f"{studio}/#model=reverse&text=abc")
+    answered(page, "cba")
+    before = page.locator(".stage canvas").first.screenshot()
+    page.click("#theme")
+    assert page.locator("html").get_attribute("data-theme") == "dark"
+    assert page.locator(".stage canvas").first.screenshot() != before
+    page.reload()
+    answered(page, "cba")
+    assert page.locator("html").get_attribute("data-theme") == "dark"
+    assert not page.wrong
+
+
+def test_what_is_wrong_is_said(studio, page):
+    page.goto(f"{studio}/#model=reverse&text={'a' * 300}")
+    playwright.expect(page.locator("#error")).to_contain_text("this model takes at most 256")
+    page.fill("#text", "ab")
+    answered(page, "ba")
+    playwright.expect(page.locator("#error")).to_be_hidden()
+    page.context.set_offline(True)
+    page.fill("#text", "abc")
+    playwright.expect(page.locator("#error")).to_contain_text("The server does not answer")
+
+
+def test_a_key_is_asked_for(predictors, page):
+    address, stop = served(predictors, ServeSettings(keys=(KEY,)))
+    try:
+        page.goto(f"{address}/#text=abc")
+        playwright.expect(page.locator("#key")).to_be_focused()
+        page.fill("#key", KEY)
+        page.keyboard.press("Tab")
+        answered(page, "cba")
+        playwright.expect(page.locator("#locked")).to_be_visible()
+        assert KEY not in page.url
+    finally:
+        stop()
+
+
+def test_a_key_loses_neither_the_link_nor_the_place(predictors, page):
+    """Enter sends it; what the address asked for is done, and a later mistake does not bring the cursor back."""
+    address, stop = served(predictors, ServeSettings(keys=(KEY,), max_characters=20))
+    try:
+        page.goto(f"{address}/#model=reverse&text=abcd&beam=2")
+        playwright.expect(page.locator("#error")).to_have_text("This server wants an API key.")
+        page.select_option("#language", "ko")
+        assert link(page)["text"] == "abcd"
+        page.fill("#key", "ключ")
+        page.keyboard.press("Enter")
+        playwright.expect(page.locator("#error")).to_contain_text("API 키에는")
+        page.fill("#key", KEY)
+        page.keyboard.press("Enter")
+        answered(page, "dcba")
+        assert (link(page)["text"], link(page)["beam"]) == ("abcd", "2")
+        page.fill("#text", "a" * 30)
+        playwright.expect(page.locator("#error")).to_contain_text("20")
+        playwright.expect(page.locator("#error")).to_have_attribute("lang", "en")
+        playwright.expect(page.locator("#text")).to_be_focused()
+        assert page.input_value("#key") == KEY
+        page.fill("#text", "")
+        playwright.expect(page.locator("#error")).to_be_hidden()
+    finally:
+        stop()
+
+
+def test_links_of_what_is_gone(studio, page):
+    """A run that is not served is named, and nothing is asked of another in its place; a map that is not there is the
+    run's own instead."""
+    page.goto(f"{studio}/#model=old&text=abc&map=gone&calculator=true")
+    playwright.expect(page.locator("#error")).to_have_text("old is not served here. Choose a run, then ask.")
+    assert link(page)["model"] == "old"
+    assert page.locator(".others li").count() == 0
+    page.goto(f"{studio}/#model=linear&text=abc&map=gone&calculator=true")
+    playwright.expect(page.locator(".calculator table")).to_be_visible()
+    playwright.expect(page.locator("#error")).to_be_hidden()
+
+
+def test_settings_that_are_not_round_or_turned_off(predictors, page, monkeypatch):
+    """The button works though a field's step does not divide the run's own number, and what is off stays off."""
+    tiny_settings = {"length_penalty": 0.65, "sample": True, "top_k": 5, "top_p": 0.925}
+    one = copy.copy(predictors["reverse"])
+    one.config = one.config.model_copy(update={"decode": one.config.decode.model_copy(update=tiny_settings)})
+    address, stop = served({"one": one}, ServeSettings())
+    try:
+        page.goto(address)
+        page.uncheck("#live")
+        page.fill("#text", "abc")
+        page.click("#submit")
+        playwright.expect(page.locator(".line[data-of=query]")).to_be_visible()
+        page.click("#settings summary")
+        page.fill("[name=top_k]", "")
+        page.fill("[name=temperature]", "")
+        page.uncheck("[name=sample]")
+        assert page.input_value("[name=temperature]") == "1"
+        with page.expect_request("**/v1/look") as sent:
+            page.click("#submit")
+        assert sent.value.post_data_json["settings"] == {"sample": False, "top_k": 1000000}
+        playwright.expect(page.locator("#view")).to_have_attribute("aria-busy", "false")
+        page.reload()
+        playwright.expect(page.locator(".line[data-of=query]")).to_be_visible()
+        assert not page.is_checked("[name=sample]")
+    finally:
+        stop()
+
+
+def test_pictures_and_numbers_can_be_kept(studio, page, tmp_path):
+    page.goto(f"{studio}/#model=reverse&text=abc&hard=true")
+    answered(page, "cba")
+    found = {}
+    for kind in ("PNG", "JSON"):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=f"Save as {kind}").click()
+        download.value.save_as(tmp_path / kind)
+        found[kind] = (tmp_path / kind).read_bytes()
+    assert found["PNG"].startswith(b"\x89PNG")
+    assert json.loads(found["JSON"])["text"] == {"source": "abc", "target": "cba"}
+
+
+# --- the file that stands alone --------------------------------------------------------------------------------------
+
+
+def pieces(text):
+    """Words and their places, and the end."""
+    found, start = [], 0
+    for word in text.split(" "):
+        found.append({"text": word, "start": start, "end": start + len(word)})
+        start += len(word) + 1
+    return [*found, {"text": "<eos>", "start": len(text), "end": len(text)}]
+
+
+def tree_of(source, target, heads=2):
+    """A tree made by hand: every head looks along the diagonal, the second one backwards."""
+    tokens = {"key": pieces(source), "query": pieces(target)}
+    rows, columns = len(tokens["query"]), len(tokens["key"])
+    near = np.exp(-0.5 * (np.arange(rows)[:, None] * columns / rows - np.arange(columns)) ** 2)
+    weights = [near / near.sum(-1, keepdims=True), near[:, ::-1] / near.sum(-1, keepdims=True)][:heads]
+    return {
+        "version": 1,
+        "text": {"source": source, "target": target},
+        "tokens": {**tokens, "input": [{"text": "<bos>", "start": 0, "end": 0}, *tokens["query"][:-1]]},
+        "scores": {"score": -1.0, "logprobs": [-0.1] * rows},
+        "answers": [{"text": target, "score": -1.0}],
+        "maps": [
+            {
+                "name": f"decoder.blocks.{layer}.cross_attention",
+                "kind": "cross",
+                "side": "decoder",
+                "layer": layer,
+                "rows": "query",
+                "columns": "key",
+                "shape": [heads, rows, columns],
+                "entropy": [1.0] * heads,
+                "distance": None,
+                "packed": [base64.b64encode((255 * one).round().astype("uint8").tobytes()).decode() for one in weights],
+                "pooled": None,
+            }
+            for layer in range(3)
+        ],
+        "flags": ["repeats itself"],
+    }
+
+
+def test_a_file_of_500_tokens_opens_and_answers_within_a_second(page, tmp_path):
+    text = " ".join(f"word{number}" for number in range(499))
+    file = tmp_path / "long.html"
+    file.write_text(page_of(tree_of(text, text)), encoding="utf-8")
+    start = time.perf_counter()
+    page.goto(f"{file.as_uri()}#head=0")
+    token(page, "query", "word7").hover()
+    playwright.expect(page.locator(".looks h3")).to_have_text("‘word7’ looks at")
+    assert time.perf_counter() - start < 1
+    took = page.evaluate("""() => {
+        const tokens = document.querySelectorAll(".line[data-of=query] .token"), start = performance.now();
+        for (let index = 0; index < 20; index++) {
+            tokens[index * 20].dispatchEvent(new MouseEvent("mouseover", {bubbles: true}));
+            document.body.getBoundingClientRect();
+        }
+        return (performance.now() - start) / 20;
+    }""")
+    assert took < 100, f"one hover takes {took:.0f} ms"
+    lit = painted(page, "key")
+    assert lit.index(max(lit)) == 380
+    page.locator(".stage").hover()
+    playwright.expect(page.locator(".tip")).to_contain_text("→ word")
+    assert not page.wrong
+    assert all(url.startswith(("file:", "data:", "blob:")) for url in page.asked)
+
+
+def test_hostile_text_stays_text(page, tmp_path):
+    file = tmp_path / "hostile.html"
+    file.write_text(page_of(tree_of(HOSTILE, HOSTILE[::-1])), encoding="utf-8")
+    page.goto(file.as_uri())
+    playwright.expect(page.locator(".flags")).to_have_text("repeats itself")
+    assert page.locator(".line[data-of=key]").inner_text() == f"{HOSTILE}<eos>"
+    assert page.title() == "regard"
+    assert page.locator("img").count() == 0
+    page.select_option("#language", "ko")
+    playwright.expect(page.locator(".answer h2")).to_have_text("답")
+    page.get_by_text("계산기").click()
+    playwright.expect(page.locator(".calculator .note")).to_have_text("이 파일에는 이 맵의 벡터가 없습니다.")
+    assert not page.wrong
+
+
+def test_a_model_without_attention_still_answers(page, tmp_path):
+    file = tmp_path / "blind.html"
+    file.write_text(page_of({**tree_of("one two", "eins zwei"), "maps": []}), encoding="utf-8")
+    page.goto(file.as_uri())
+    token(page, "query", "zwei").click()
+    page.locator("h1").hover()
+    playwright.expect(page.get_by_text("This model has no attention to look at.")).to_be_visible()
+    assert not page.wrong

@@ -1,0 +1,471 @@
+"""Learning: the right loss, exact resuming, whole checkpoints, clear stops."""
+
+import gzip
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import TINY, tiny, train_tiny
+
+from regard.config.config import TrainConfig
+from regard.config.toml import changed, read
+from regard.data.batching import Pair, collate, epoch, updates
+from regard.data.files import Example
+from regard.errors import ConfigError, DataError, RunError, TrainError
+from regard.inference.predictor import load
+from regard.training.checkpoint import load_state, load_tensors, save_state
+from regard.training.run import build_model, fit, forget_after, fresh, prepare, resumed, spread
+from regard.training.trainer import Event, append, awake, learn, optimizer_of, rate, train
+
+VARIANTS = {
+    "rnn": ("model.layers=2",),
+    "transformer": (
+        'model={kind="transformer", size=16, feedforward=8, heads=2, encoder_layers=1, decoder_layers=1}',
+        "train.average=2",
+        "train.accumulate=2",
+    ),
+}
+
+
+def settings(name):
+    """The changes of a variant; a Transformer has other settings than the recipe's RNN."""
+    changes = [c for c in TINY if name == "rnn" or not c.startswith("model.")]
+    return [*changes, *VARIANTS[name]]
+
+
+def config_of(name):
+    from regard.config.toml import checked, merge, parse, recipes
+
+    tree = parse(recipes()["reverse"]).model_dump(exclude_none=True)
+    return checked(merge(tree, settings(name)), "test")
+
+
+def assert_same_run(left, right):
+    """Weights, optimizer and random state are equal bit for bit."""
+    a, b = load_state(left)[0], load_state(right)[0]
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+    one, two = load_tensors(left / "model.safetensors"), load_tensors(right / "model.safetensors")
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("stop_at", [3, 4, 7])
+def test_stopping_and_resuming_changes_nothing(tmp_path, name, stop_at):
+    config = config_of(name)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    fit(fresh(config, whole), whole, lambda event: None, device="cpu")
+    steps = []
+    fit(
+        fresh(config, parts),
+        parts,
+        lambda e: steps.append(e.step),
+        device="cpu",
+        stop=lambda: max(steps, default=0) >= stop_at,
+    )
+    assert load_state(parts)[1]["step"] == stop_at
+    torch.manual_seed(99)  # whatever happens between
+    fit(resumed(parts), parts, lambda event: None, device="cpu")
+    assert_same_run(whole, parts)
+    logged = [json.loads(line) for line in (parts / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in logged if line["kind"] == "step"] == list(range(1, 9))
+
+
+def test_accumulated_gradients_are_those_of_one_large_batch():
+    config = tiny("model.dropout=0.0")
+    prepared = prepare(config)
+    pairs = prepared.pairs[:12]
+    both = []
+    for groups in ([pairs], [pairs[:3], pairs[3:4], pairs[4:]]):
+        model = build_model(prepared).double()
+        loss = learn(model, [collate(group) for group in groups], config.train, torch.float32)
+        both.append((loss, {name: p.grad for name, p in model.named_parameters()}))
+    (one, whole), (many, parts) = both
+    assert one.tokens == many.tokens
+    assert float(one.total) == pytest.approx(float(many.total))
+    for name, gradient in whole.items():
+        torch.testing.assert_close(parts[name], gradient, atol=1e-12, rtol=1e-10)
+
+
+def test_learning_rates():
+    config = TrainConfig(rate=0.5, warmup=4, steps=20, schedule="inverse sqrt")
+    assert [rate(step, config) for step in (1, 2, 4, 16)] == [0.125, 0.25, 0.5, 0.25]
+    cosine = config.model_copy(update={"schedule": "cosine"})
+    assert rate(4, cosine) == 0.5
+    assert rate(12, cosine) == pytest.approx(0.25)
+    assert rate(20, cosine) == pytest.approx(0.0)
+    assert rate(17, config.model_copy(update={"schedule": "constant"})) == 0.5
+
+
+def test_batches_start_anywhere():
+    pairs = [Pair([4] * (i % 5 + 1), [5] * (i % 3 + 1)) for i in range(40)]
+    config = TrainConfig(batch_tokens=12, accumulate=3)
+    stream = updates(pairs, config, 0)
+    first = [next(stream) for _ in range(30)]
+    assert len(epoch(pairs, 12, 1, 0)) < 3 * 30  # several epochs
+    for start in (0, 1, 7, 19):
+        later = next(updates(pairs, config, start))
+        for left, right in zip(first[start], later, strict=True):
+            assert torch.equal(left.source, right.source)
+
+
+def test_adam_equals_the_formula():
+    config = TrainConfig(rate=0.1, betas=(0.9, 0.98))
+    model = build_model(prepare(tiny()))
+    optimizer = optimizer_of(model, config)
+    assert optimizer.defaults["betas"] == (0.9, 0.98)
+    assert optimizer.defaults["fused"]
+    before = model.output.bias.detach().clone()
+    model.output.bias.grad = torch.full_like(before, 0.3)
+    optimizer.step()
+    torch.testing.assert_close(model.output.bias, before - 0.1, atol=1e-6, rtol=0)  # the first step is the rate
+
+
+def test_optimizers_are_torchs():
+    """Bit for bit, through a save and a load."""
+    grads = torch.randn(6, 3, 4)
+    for kind in (torch.optim.Adam, torch.optim.AdamW):
+        found = []
+        for one in (kind, awake(kind)):
+            weight = torch.nn.Parameter(torch.ones(3, 4))
+            optimizer = one([weight], lr=0.1, betas=(0.9, 0.98), weight_decay=0.1, fused=True)
+            for number, grad in enumerate(grads):
+                if number == 3:
+                    state = optimizer.state_dict()
+                    optimizer = one([weight], lr=0.1, betas=(0.9, 0.98), weight_decay=0.1, fused=True)
+                    optimizer.load_state_dict(state)
+                weight.grad = grad.clone()
+                optimizer.step()
+                optimizer.zero_grad()
+            found.append(weight.detach())
+        assert torch.equal(*found)
+
+
+def test_training_does_without_torchs_compiler(tmp_path):
+    """Its import takes a second, and comes with an optimizer of torch's own."""
+    program = f"""
+import sys
+from regard.training.run import fit, fresh
+from regard.config.toml import read
+prepared = fresh(read("reverse", {[*TINY, "train.steps=2", "train.validate_every=2"]!r}), {str(tmp_path / "run")!r})
+fit(prepared, {str(tmp_path / "run")!r}, lambda event: None, device="cpu")
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_loss_that_is_not_a_number_stops_with_advice(tmp_path):
+    prepared = fresh(tiny(), tmp_path / "run")
+    model = build_model(prepared)
+    with torch.no_grad():
+        model.output.bias[5] = math.nan
+    with pytest.raises(TrainError, match=r"loss at step 1 is nan .*batch of \(\d+, \d+\).*smaller train.rate"):
+        train(
+            model,
+            prepared.batches,
+            prepared.config.train,
+            tmp_path / "run",
+            validate=lambda model: {"exact": 0.0},
+            better=lambda new, old: new > old,
+            report=lambda event: None,
+        )
+
+
+def test_patience_ends_training_and_the_best_is_kept(tmp_path):
+    prepared = fresh(tiny("train.steps=100", "train.validate_every=2", "train.patience=2"), tmp_path / "run")
+    scores = iter([math.nan, 9.0, 7.0, 8.0])  # any number is better than none
+    progress = train(
+        build_model(prepared),
+        prepared.batches,
+        prepared.config.train,
+        tmp_path / "run",
+        validate=lambda model: {"exact": next(scores)},
+        better=lambda new, old: new > old,
+        report=lambda event: None,
+    )
+    assert (progress.step, progress.best, progress.best_step) == (8, 9.0, 4)
+
+
+def test_the_kept_model_is_the_mean_of_the_last_checkpoints(tmp_path):
+    seen = []
+    prepared = fresh(tiny("train.average=2", "train.validate_every=2"), tmp_path / "run")
+
+    def validate(model):
+        seen.append({name: p.detach().clone() for name, p in model.named_parameters()})
+        return {"exact": float(len(seen))}
+
+    raw = []
+
+    def report(event: Event):
+        if event.kind == "saved":
+            raw.append(load_state(tmp_path / "run")[0])
+
+    train(
+        build_model(prepared), prepared.batches, prepared.config.train, tmp_path / "run",
+        validate=validate, better=lambda new, old: new > old, report=report,
+    )  # fmt: skip
+    for name, tensor in load_tensors(tmp_path / "run" / "model.safetensors").items():
+        torch.testing.assert_close(tensor, (raw[-1][f"model.{name}"] + raw[-2][f"model.{name}"]) / 2)
+        assert torch.equal(tensor, seen[-1][name])
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda tensors, facts: facts.update(color="red"),
+        lambda tensors, facts: tensors.pop("random"),
+        lambda tensors, facts: tensors.update({"optimizer.first.step": torch.ones(1)}),
+        lambda tensors, facts: tensors.update({"random": torch.ones(3)}),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(tmp_path, tiny_run, damage):
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run)
+    tensors, facts = load_state(run)
+    damage(tensors, facts)
+    shutil.rmtree(run / "state")
+    save_state(run, facts["step"], tensors, facts)
+    prepared = resumed(run)
+    with pytest.raises(RunError, match=r"run/state is damaged: "):
+        fit(prepared, run, lambda event: None, device="cpu")
+
+
+@pytest.mark.parametrize("every", [2, 100])
+def test_a_trained_run_without_its_state_does_not_begin_again(tmp_path, every):
+    run = tmp_path / "run"
+    train_tiny(run, f"train.validate_every={every}")
+    before = (run / "model.safetensors").read_bytes()
+    shutil.rmtree(run / "state")
+    with pytest.raises(RunError, match=r"run cannot go on: it has been trained, but its folder state/ is gone"):
+        resumed(run)
+    assert (run / "model.safetensors").read_bytes() == before
+
+
+def test_metrics_that_are_no_text_are_forgotten(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n\xff\xfe\n{"step": 3}\n')
+    forget_after(path, 2)
+    assert path.read_text() == '{"step": 1}\n'
+
+
+def test_validation_decodes_and_shows_samples(tmp_path):
+    events = []
+    train_tiny(tmp_path / "run", report=events.append)
+    kinds = [event.kind for event in events]
+    assert kinds.count("validation") == 2
+    assert kinds.count("sample") == 6
+    assert kinds[-1] == "done"
+    assert set(events[kinds.index("validation")].values) >= {"exact", "best", "best_step"}
+
+
+def test_frozen_vectors_stay(tmp_path):
+    vectors = tmp_path / "vectors.txt"
+    vectors.write_text("".join(f"{letter} {' '.join(['0.5'] * 8)}\n" for letter in "abc"))
+    run = tmp_path / "run"
+    changes = (f"model.source_vectors={vectors}", "model.freeze_vectors=true")
+    events = []
+    train_tiny(run, *changes, report=events.append)
+    predictor = load(run)
+    rows = [predictor.source.find(letter) for letter in "abc"]
+    assert torch.equal(predictor.model.source_embedding.weight[rows], torch.full((3, 8), 0.5))
+    said = f"3 of the {predictor.source.size} source entries have a vector in {vectors}"
+    assert [event.values["text"] for event in events if event.kind == "note"] == [said]
+    vectors.unlink()  # resuming needs it no more
+    assert not build_model(resumed(run), resumed=True).source_embedding.weight.requires_grad
+
+
+def test_raw_text_gives_words_and_their_vectors(tmp_path):
+    """What stands in text without targets is known, and words with like neighbours there begin alike; the frozen
+    embedding stays, and a run that goes on does not need the text."""
+    raw = tmp_path / "raw.txt.gz"
+    lines = [f"{one}{other}{one}" for one in "αβ" for other in "ξη"] * 3
+    raw.write_bytes(gzip.compress("\n".join(lines).encode() + b"\n\n\xff\n"))
+    run = tmp_path / "run"
+    events = []
+    train_tiny(run, f'text.raw=["{raw}"]', "model.freeze_vectors=true", report=events.append)
+    predictor = load(run)
+    table = predictor.model.source_embedding.weight
+    one, other, far = (F.normalize(table[predictor.source.find(letter)], dim=0) for letter in "ξηβ")
+    assert one @ other > 0.9 > one @ far
+    notes = [event.values["text"] for event in events if event.kind == "note"]
+    assert notes[0] == "counting which words stand near which ..."
+    assert re.fullmatch(r"\d+ of the \d+ source entries have a vector from their neighbours in the text", notes[1])
+    assert json.loads((run / "data.json").read_bytes())["raw"] == {
+        **{"read": 13, "kept": 12, "cut": 0},
+        "dropped": {"undecodable": [f"{raw}:14"]},
+    }
+    raw.unlink()
+    assert not build_model(resumed(run), resumed=True).source_embedding.weight.requires_grad
+
+
+def test_all_members_begin_with_the_vectors(tmp_path):
+    (tmp_path / "vectors.txt").write_text(f"who {' '.join(['0.5'] * 8)}\n")
+    (tmp_path / "data.txt").write_text("".join(f"{n % 2} who is {n}\n" for n in range(30)))
+    files = [f'data.train=["{tmp_path}/data.txt"]', "text.raw=[]", f"model.source_vectors={tmp_path}/vectors.txt"]
+    sizes = ["model.size=8", "model.heads=2", "model.members=3", "model.freeze_vectors=false", "data.cut_valid=5"]
+    prepared = prepare(read("trec", [*files, *sizes, "data.cut_test=5"]))
+    model, row = build_model(prepared), prepared.source.find("who")
+    tables = [member.source_embedding.weight for member in (model, *model.others)]
+    assert len({id(table) for table in tables}) == 3
+    assert all(torch.equal(table[row], torch.full((8,), 0.5)) for table in tables)
+
+
+def test_raw_text_that_is_missing_leaves_no_run(tmp_path):
+    with pytest.raises(DataError, match=r"none\.txt does not exist\."):
+        fresh(changed(tiny(), [f'text.raw=["{tmp_path}/none.txt"]']), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+COMMAND = (sys.executable, "-m", "regard")
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_exactly(tmp_path):
+    """SIGKILL at 20 random instants: no half-written run is ever loaded, and the end is the same bit for bit."""
+    changes = [*TINY, "train.steps=1500", "train.validate_every=150", "train.save_every=5", "train.average=3"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    config = changed(tiny(), [change for change in changes if change.startswith("train.")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    options = [part for change in changes for part in ("--set", change)]
+    subprocess.run([*COMMAND, "train", "reverse", "--run", whole, *options], check=True, env=environment)
+    start = [*COMMAND, "train", "reverse", "--run", parts, *options]
+    dice, kills = random.Random(7), 0
+    fresh(config, parts)
+    start = [*COMMAND, "train", "--resume", parts]
+    while kills < 20:
+        process = subprocess.Popen(start, env=environment, stderr=subprocess.DEVNULL)
+        reached = (load_state(parts) or (None, {"step": 0}))[1]["step"]
+        while process.poll() is None:  # wait until it has begun to save, then strike at a random instant
+            state = load_state_or_none(parts)
+            if state is not None and state > reached:
+                break
+            time.sleep(0.01)
+        time.sleep(dice.random() * 0.3)
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+        load_state(parts)
+    assert kills == 20, f"the run ended after {kills} kills: make it longer"
+    subprocess.run([*COMMAND, "train", "--resume", parts], check=True, env=environment)
+    assert_same_run(whole, parts)
+
+
+def load_state_or_none(run):
+    """The newest saved step, while another process may be replacing it."""
+    steps = [int(path.name) for path in (run / "state").glob("[0-9]*")]
+    return max(steps, default=None)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
+    options = [part for change in (*TINY, "train.steps=100000") for part in ("--set", change)]
+    process = subprocess.Popen(
+        [*COMMAND, "train", "reverse", "--run", tmp_path / "run", *options], stderr=subprocess.PIPE, text=True
+    )
+    while not load_state_or_none(tmp_path / "run"):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert f"Go on with: regard train --resume {tmp_path / 'run'}" in said
+    assert load_state(tmp_path / "run")[1]["step"] > 0
+
+
+def test_validation_examples_come_from_everywhere():
+    examples = [Example(str(n), "x", f"f:{n}") for n in range(10)]
+    assert [example.source for example in spread(examples, 4, group=False)] == ["0", "2", "5", "7"]
+    assert spread(examples, 20, group=False) == examples
+    assert spread(examples, 3, group=True) == examples[:3]
+
+
+# --- what is refused before the first step ---------------------------------------------------------------------------
+
+
+def pairs_config(folder, *changes):
+    """The tiny recipe on a file of three pairs."""
+    (folder / "t.tsv").write_text("one two\teins zwei\nthree four\tdrei vier\nfive six\tfünf sechs\n", encoding="utf-8")
+    data = f'data={{kind="tsv", train=["{folder / "t.tsv"}"], cut_valid=1}}'
+    return read("reverse", [*(change for change in TINY if not change.startswith("data.")), data, *changes])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["data.cut_valid=0"], r"there is no validation data, .*: set data\.valid or data\.cut_valid\.$"),
+        (
+            ["text.max_length=1"],
+            r"no training example is left\. read 2, kept 0, dropped 2; too long: 2 \(.*t\.tsv:\d, .*t\.tsv:\d\)\. "
+            r'Raise text\.max_length, or set text\.longer = "cut"\.$',
+        ),
+        (
+            ['evaluate.metrics=["bleu", "nats"]'],
+            r"a model of kind rnn has no nats: set evaluate\.metrics to some of bleu,",
+        ),
+        (['evaluate.metrics=["f1"]'], "a model of kind rnn has no f1"),
+    ],
+)
+def test_what_cannot_be_trained_makes_no_run(tmp_path, changes, message):
+    with pytest.raises(DataError, match=message):
+        fresh(pairs_config(tmp_path, *changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_language_model_needs_its_share(tmp_path):
+    (tmp_path / "t.txt").write_text("abc " * 100)
+    config = read("shakespeare", [f'data.train=["{tmp_path / "t.txt"}"]', "data.valid_share=0.0"])
+    with pytest.raises(DataError, match=r"set data\.valid or data\.valid_share\.$"):
+        fresh(config, tmp_path / "run")
+    with pytest.raises(DataError, match=r"a language model has no bleu: .* nats, perplexity, bpb"):
+        prepare(changed(config, ['evaluate.metrics=["bleu"]']))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "train.betas=[0.9, 1.0]",
+        "train.betas=[-0.1, 0.9]",
+        "train.betas=[nan, 0.9]",
+        "evaluate.buckets=[0, 5]",
+        "evaluate.buckets=[10, 5]",
+        "evaluate.buckets=[5, 5]",
+        "decode.max_ratio=inf",
+        "decode.max_ratio=1001.0",
+        "decode.length_penalty=10.5",
+        "decode.length_penalty=nan",
+    ],
+)
+def test_settings_out_of_range(change):
+    with pytest.raises(ConfigError, match=re.escape(change.partition("=")[0].rpartition(".")[2])):
+        tiny(change)
+
+
+def test_a_log_that_cannot_be_written_is_said(tmp_path):
+    with pytest.raises(RunError, match=r"cannot be written: .* The last saved state is whole; make room and resume"):
+        append(tmp_path, Event("step", 1, {}))
+
+
+def test_a_resumed_training_multiplies_as_it_began(tmp_path, monkeypatch):
+    """What is faster is measured once: another measurement might say otherwise, and it would not be the same run."""
+    config = changed(tiny(), ["train.steps=20"])
+    prepared = fresh(config, tmp_path / "run")
+    monkeypatch.setattr("regard.training.run.precision", lambda place, wanted: torch.float32)
+    fit(prepared, tmp_path / "run", lambda event: None, device="cpu", stop=lambda: True)
+    assert load_state(tmp_path / "run")[1]["precision"] == "cpu float32"
+    wanted = []
+    monkeypatch.setattr("regard.training.run.precision", lambda place, kind: wanted.append(kind) or torch.float32)
+    fit(prepared, tmp_path / "run", lambda event: None, device="cpu")
+    assert wanted == ["float32"]
