@@ -297,7 +297,7 @@ def test_full_disk_leaves_what_was_there(tmp_path):
 # --- no pickle -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", sorted(Path(str(resources.files("regard"))).glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(Path(str(resources.files("regard"))).rglob("*.py")), ids=lambda path: path.name)
 def test_no_source_pickles(path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import | ast.ImportFrom):
