@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from regard.cli.console import Training
-from regard.config.toml import checked
+from regard.cli.console import TrainingView
+from regard.config.toml import validate
 from regard.evaluation.evaluate import Evaluation, evaluate
+from regard.evaluation.fit import fit
 from regard.evaluation.metrics import edit_distance, mean
-from regard.inference.predictor import load
-from regard.training.run import fit, fresh
+from regard.inference.load import load
+from regard.training.prepare import start_run
 
 LONGEST, BUCKET = 25, 5
 RNN = {"kind": "rnn", "size": 256, "embedding": 64, "dropout": 0.0}
@@ -63,7 +64,7 @@ class Result(NamedTuple):
 def train(model: dict[str, Any], options: argparse.Namespace, folder: Path) -> Result:
     """Train on the common data within the common budget; score on the common test."""
     letters = {"kind": "char"}
-    config = checked(
+    config = validate(
         {
             "data": {"kind": "reverse", "longest": LONGEST, "examples": options.examples, "test": options.test},
             "text": {"source": letters, "target": letters},
@@ -80,13 +81,13 @@ def train(model: dict[str, Any], options: argparse.Namespace, folder: Path) -> R
                 "validate_examples": 100,
                 "seed": options.seed,
             },
-            "decode": {"beam": 1},
+            "decode": {"beam_size": 1},
             "evaluate": {"metrics": ["exact"]},
         },
         __file__,
     )
-    prepared = fresh(config, folder)
-    with Training(config, None) as view:
+    prepared = start_run(config, folder)
+    with TrainingView(config, None) as view:
         progress = fit(prepared, folder, view, device="cpu")
     predictor = load(folder, device="cpu")
     parameters = sum(part.numel() for part in predictor.model.parameters())

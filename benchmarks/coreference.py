@@ -20,7 +20,8 @@ from rich.table import Table
 from torch import Tensor
 
 import regard
-from regard.explain.plots import figure
+from regard.data.batching import pad_sources
+from regard.explain.plots import open_figure
 from regard.inference.predictor import Predictor
 
 PATTERNS = [  # {a} and {b}: the nouns; {it}: the pronoun; then the words that decide for a, and for b; and nouns
@@ -125,7 +126,7 @@ def attention(predictor: Predictor, texts: list[str]) -> list[Tensor]:
     """Every head's map of every text: (layers * heads, token, token)."""
     out = []
     for text in texts:
-        ids, lengths = predictor.tensors([predictor.encode(text)])
+        ids, lengths = pad_sources([one.ids for one in predictor.encode([text])])
         with torch.inference_mode(), regard.record(predictor.model) as maps:
             predictor.model.states(ids, lengths)
         out.append(torch.cat([weights[0] for _, weights in sorted(maps.items())]))
@@ -134,7 +135,7 @@ def attention(predictor: Predictor, texts: list[str]) -> list[Tensor]:
 
 def places(predictor: Predictor, text: str, span: tuple[int, int]) -> list[int]:
     """The tokens that a span of characters became."""
-    offsets = predictor.encode(text).offsets
+    offsets = predictor.encode([text])[0].offsets
     return [i for i, (start, end) in enumerate(offsets) if start < span[1] and end > span[0]]
 
 
@@ -216,9 +217,9 @@ def called(head: int, heads: int) -> str:
 def draw(predictor: Predictor, path: Path, head: int) -> None:
     """The classic sentence twice: what `it` looks at, in one head."""
     sentences = [probe(PATTERNS[0][0], (a, b), it, word, i) for i, (a, b, it, word) in enumerate(CLASSIC)]
-    with figure(path, 2, 1, (8.6, 4.6)) as axes:
+    with open_figure(path, 2, 1, (8.6, 4.6)) as axes:
         for axis, one, maps in zip(axes[0], sentences, attention(predictor, [s.text for s in sentences]), strict=True):
-            offsets = predictor.encode(one.text).offsets
+            offsets = predictor.encode([one.text])[0].offsets
             names = [one.text[a:b] or mark for (a, b), mark in zip(offsets, ["<bos>"] + ["<eos>"] * 99, strict=False)]
             (row,) = places(predictor, one.text, one.pronoun)
             nouns = [places(predictor, one.text, span) for span in one.nouns]

@@ -1,19 +1,21 @@
-"""Decoding speed of regard, transformers' generate and CTranslate2, in output tokens a second, from the same weights.
+"""Decoding speed, in output tokens a second, from the same weights: `regard.load(run).predict` with the engine that
+`auto` chooses and with our own, CTranslate2's own API in every configuration of replicas and threads, and transformers'
+generate.
 
-A MarianMTModel with random weights is copied into regard and converted for CTranslate2. Everybody reads sources of 12
-tokens and makes exactly 15 steps (a bias keeps <eos> away; the limit is the same), greedy and with 5 hypotheses, 64
-sentences at once and one. Each has a process of its own, for two pools of threads in one process disturb each other;
-the processes stay, and take short turns in which the others sleep, so that all have the same hour. CTranslate2 also has
-a turn with one thread; the better of its two figures is the one to compare with. "In halves" is another form for many
-sentences: two of one thread each share them, as CTranslate2's replicas and regard's `serve.workers` do. The roof is the
-same matrix products without anything between them.
+A run of random weights is made (3+3 layers, 256 wide, 8,000 words), exported to CTranslate2 and to transformers.
+Everybody answers sources of 12 tokens with exactly 15 (<eos> never comes; the limit is the same), greedily and with 5
+hypotheses, 64 sentences at once and one. regard gets texts and gives texts; the others get and give tokens. Each has a
+process of its own, for two pools of threads in one process disturb each other; the processes stay, and take short turns
+in which the others sleep, so that all have the same hour. The best figure of CTranslate2 in each cell is the one to
+compare with.
 
     python benchmarks/decode.py --rounds 8 --seconds 1
 """
 
 import argparse
 import contextlib
-import multiprocessing
+import os
+import random
 import statistics
 import subprocess
 import sys
@@ -21,301 +23,215 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
 
-import ctranslate2
 import torch
-import transformers
-from ctranslate2.converters.transformers import BartLoader
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
-from train import FEEDFORWARD, SIZE, VOCABULARY, heading, marian_model, regard_model, roof
+from train import heading, roof
 
-from regard.config.config import DecodeConfig
-from regard.data.vocabulary import BOS, EOS, PAD, SPECIAL, UNK
-from regard.inference.decoding import decode
-from regard.nn.layers import Linear, settle
-from regard.tasks.models import Transformer
-from regard.training.device import keep_memory
-
-SOURCE, STEPS, NEVER = 12, 15, -100.0
-Translate = Callable[[Tensor, int], list[list[int]]]
-"""Sources (sentences, SOURCE) and a beam -> the tokens of each output, the last one left out: it may be <eos>."""
-
-
-# --- one model, three times ------------------------------------------------------------------------------------------
+SOURCE, STEPS, VOCABULARY = 12, 15, 8000
+Translate = Callable[[list[str], int], Any]
+"""Sources and a beam size -> answers."""
+CASES = {f"{'greedy' if beam == 1 else f'beam {beam}'}, {size}": (size, beam) for size in (64, 1) for beam in (1, 5)}
+CONTENDERS = [
+    *("regard auto float32", "regard auto int8", "regard torch"),
+    *(f"CTranslate2 {kind} {form}" for kind in ("float32", "int8") for form in ("1x2", "1x1", "2x1")),
+    "transformers",
+]
+"""CTranslate2's forms are replicas x threads."""
 
 
-def random_marian() -> nn.Module:
-    """The original: no special token comes out, and attention is sharp and norms are uneven, for otherwise a tied model
-    of random weights repeats one token and agreement means nothing."""
-    torch.manual_seed(1)
-    model = marian_model("sdpa", init_std=SIZE**-0.5).eval()
-    model.final_logits_bias[:, [PAD, UNK, BOS, EOS]] = NEVER
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if name.endswith(("q_proj.weight", "k_proj.weight")):
-                weight *= 4
-            elif name.endswith("norm.weight"):
-                weight.normal_()
-    return model
+def make_run(folder: Path) -> Path:
+    """A run of random weights whose outputs never end. Attention is sharp and norms are uneven, for otherwise a tied
+    model of random weights repeats one token and agreement means nothing."""
+    from regard.config.run import Config
+    from regard.data.vocabulary import BOS, EOS, PAD, UNK, Vocabularies, Vocabulary
+    from regard.tasks import make_task
+    from regard.training.checkpoint import create_run, get_weights, save_weights
 
-
-def copied(theirs: nn.Module) -> Transformer:
-    """The same model as ours."""
-    ours = regard_model(positions="learned")
-    pairs = [(theirs.model.shared, ours.source_embedding)]
-    for stack, own in ((theirs.model.encoder, ours.encoder), (theirs.model.decoder, ours.decoder)):
-        own.positions.table.data = stack.embed_positions.weight.detach().clone()
-        for layer, block in zip(stack.layers, own.blocks, strict=True):
-            attentions = [(layer.self_attn, block.self_attention)]
-            norms = [layer.self_attn_layer_norm, layer.final_layer_norm]
-            if block.cross_attention is not None:
-                attentions.append((layer.encoder_attn, block.cross_attention))
-                norms.insert(1, layer.encoder_attn_layer_norm)
-            for attention, part in attentions:
-                three = [attention.q_proj, attention.k_proj, attention.v_proj]
-                part.maps.weight.data = torch.cat([each.weight.detach() for each in three])
-                part.maps.bias.data = torch.cat([each.bias.detach() for each in three])
-                pairs.append((attention.out_proj, part.output))
-            pairs += [(layer.fc1, block.feedforward.widen), (layer.fc2, block.feedforward.narrow)]
-            pairs += [(norm, residual.norm) for norm, residual in zip(norms, block.residuals, strict=True)]
-    for other, part in pairs:
-        part.load_state_dict(other.state_dict())
-    ours.output.bias.data = theirs.final_logits_bias[0].detach().clone()
-    keep_memory()  # as `regard.load` does; it serves the whole process, so the others too
-    settle(ours)
-    return ours.eval()
-
-
-def converted(theirs: nn.Module, folder: str) -> None:
-    """The same model as CTranslate2's; tokens are called by their numbers."""
-    theirs.config.normalize_before = theirs.config.normalize_embedding = False
-    names = [*SPECIAL, *map(str, range(len(SPECIAL), VOCABULARY))]
-    with torch.no_grad():
-        spec = BartLoader().get_model_spec(theirs)
-    spec.register_source_vocabulary(names)
-    spec.register_target_vocabulary(names)
-    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = SPECIAL[UNK], SPECIAL[BOS], SPECIAL[EOS]
-    spec.config.decoder_start_token = SPECIAL[BOS]
-    spec.validate()
-    spec.optimize()
-    spec.save(folder)
-
-
-# --- three ways to decode it -----------------------------------------------------------------------------------------
-
-
-def with_regard(model: Transformer) -> Translate:
-    def translate(source: Tensor, beam: int) -> list[list[int]]:
-        config = DecodeConfig(beam=beam, length_penalty=1.0, max_ratio=0, max_extra=STEPS - 1)
-        found = decode(model, source, torch.full((len(source),), SOURCE), config, most=STEPS)
-        return [hypotheses[0].tokens for hypotheses in found]
-
-    return translate
-
-
-def with_transformers(model: nn.Module) -> Translate:
-    def translate(source: Tensor, beam: int) -> list[list[int]]:
-        limits = {"min_new_tokens": STEPS, "max_new_tokens": STEPS}
-        with torch.inference_mode():
-            found = model.generate(
-                source, attention_mask=torch.ones_like(source), num_beams=beam, do_sample=False, **limits
-            )
-        return found[:, 1:STEPS].tolist()
-
-    return translate
-
-
-def in_halves(translate: Translate) -> Translate:
-    """Two processes of one thread each, with the same weights, that share the sentences."""
-    torch.set_num_threads(1)
-    processes = ProcessPoolExecutor(2, multiprocessing.get_context("fork"))
-
-    def both(source: Tensor, beam: int) -> list[list[int]]:
-        halves = [processes.submit(half, rows.tolist(), beam) for rows in source.chunk(2)]
-        return [tokens for found in halves for tokens in found.result()]
-
-    global shared
-    shared = translate
-    return both
-
-
-def half(rows: list[list[int]], beam: int) -> list[list[int]]:
-    """What one of two processes does."""
-    return shared(torch.tensor(rows), beam)
-
-
-def with_ctranslate2(folder: str, kind: str, threads: int, halves: int = 1) -> Translate:
-    translator = ctranslate2.Translator(folder, compute_type=kind, intra_threads=threads, inter_threads=halves)
-
-    def translate(source: Tensor, beam: int) -> list[list[int]]:
-        texts = [[*map(str, row[:-1]), SPECIAL[EOS]] for row in source.tolist()]
-        limits = {
-            "min_decoding_length": STEPS,
-            "max_decoding_length": STEPS,
-            "max_batch_size": -(-len(texts) // halves),
+    sizes = {"size": 256, "feedforward": 1024, "heads": 4, "encoder_layers": 3, "decoder_layers": 3}
+    form = {"norm": "post", "positions": "sinusoidal", "activation": "silu"}  # Marian's
+    decode = {"max_ratio": 0.0, "max_extra": STEPS, "length_penalty": 1.0}
+    config = Config.model_validate(
+        {
+            "data": {"kind": "tsv", "train": ()},
+            "text": {"source": {"kind": "word"}, "max_length": 64},
+            "model": {"kind": "transformer", **sizes, **form},
+            "decode": decode,
         }
-        found = translator.translate_batch(texts, beam_size=beam, **limits)
-        return [list(map(int, answer.hypotheses[0][: STEPS - 1])) for answer in found]
+    )
+    vocabulary = Vocabulary.learn([f"w{number}" for number in range(4, VOCABULARY)], config.text.source)
+    vocabularies = Vocabularies(vocabulary, vocabulary)
+    torch.manual_seed(1)
+    model: Any = make_task(config, vocabularies).build()
+    with torch.no_grad():
+        model.output.bias[[PAD, UNK, BOS, EOS]] = -100.0
+        for name, weight in model.named_parameters():
+            if name.endswith("projection.weight"):
+                weight[: 2 * weight.shape[1]] *= 4
+            elif "norm.weight" in name:
+                weight.normal_()
+    create_run(folder, config, vocabularies, {})
+    save_weights(folder / "model.safetensors", get_weights(model), 0)
+    return folder
+
+
+def make_sources() -> list[str]:
+    """64 sentences."""
+    rng = random.Random(2)
+    return [" ".join(f"w{rng.randrange(4, VOCABULARY)}" for _ in range(SOURCE - 1)) for _ in range(64)]
+
+
+# --- contenders ------------------------------------------------------------------------------------------------------
+
+
+def with_regard(run: Path, engine: str, quantization: str) -> Translate:
+    import regard
+
+    predictor = regard.load(run, [f"decode.quantization={quantization}"], "cpu", engine)
+    settings = {
+        beam: predictor.config.decode.model_copy(update={"beam_size": beam}) for beam in {b for _, b in CASES.values()}
+    }
+    return lambda texts, beam: [answers[0].text for answers in predictor.predict(texts, settings=settings[beam])]
+
+
+def with_ctranslate2(folder: Path, quantization: str, replicas: int, threads: int) -> Translate:
+    import ctranslate2
+
+    translator = ctranslate2.Translator(
+        str(folder / f"ctranslate2-{quantization}"), inter_threads=replicas, intra_threads=threads
+    )
+    limits = {"min_decoding_length": STEPS, "max_decoding_length": STEPS}
+
+    def translate(texts: list[str], beam: int) -> list[str]:
+        tokens = [[*text.split(), "<eos>"] for text in texts]
+        size = -(-len(tokens) // replicas)
+        found = translator.translate_batch(tokens, beam_size=beam, max_batch_size=size, **limits)
+        return [" ".join(one.hypotheses[0]) for one in found]
 
     return translate
 
 
-def products_alone(model: Transformer) -> Translate:
-    """The roof: every matrix product of the work and nothing else, large matrices laid out as regard has them. For one
-    sentence regard makes fewer products."""
-    crosses = [block.cross_attention.maps for block in model.decoder.blocks]
-    once = [part.weight for part in model.encoder.modules() if isinstance(part, nn.Linear)]
-    once += [part.weight[SIZE:] for part in crosses]
-    often = [part.weight for part in model.decoder.modules() if isinstance(part, nn.Linear) and part not in crosses]
-    often += [part.weight[:SIZE] for part in crosses] + [model.output.weight]
-    parts = nn.ModuleList(Linear(*weight.shape[::-1]) for weight in (*once, *often)).requires_grad_(False)
-    settle(parts)
+def with_transformers(folder: Path) -> Translate:
+    import transformers
 
-    def translate(source: Tensor, beam: int) -> list[list[int]]:
+    transformers.logging.set_verbosity_error()
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder / "transformers").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "transformers")
+
+    def translate(texts: list[str], beam: int) -> list[str]:
+        ids = torch.tensor([tokenizer(text)["input_ids"] for text in texts])
+        limits = {"min_new_tokens": STEPS, "max_new_tokens": STEPS, "num_beams": beam, "do_sample": False}
         with torch.inference_mode():
-            groups = (parts[: len(once)], source.numel(), 1), (parts[len(once) :], len(source) * beam, STEPS)
-            for group, rows, times in groups:
-                inputs = {width: torch.ones(rows, width) for width in (SIZE, FEEDFORWARD)}
-                for part in [*group] * times:
-                    part(inputs[part.in_features])
-        return []
+            found = model.generate(ids, attention_mask=torch.ones_like(ids), forced_eos_token_id=None, **limits)
+        return [tokenizer.decode(row, skip_special_tokens=True) for row in found]
 
     return translate
+
+
+def make_contender(name: str, folder: Path) -> Translate:
+    """Somebody by name, for the models in a folder."""
+    who, *how = name.split()
+    if who == "regard":
+        return with_regard(folder / "run", how[0], how[1] if len(how) > 1 else "float32")
+    if who == "CTranslate2":
+        return with_ctranslate2(folder, how[0], *map(int, how[1].split("x")))
+    return with_transformers(folder)
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
-def speed(translate: Translate, source: Tensor, beam: int, seconds: float) -> float:
+def speed(translate: Translate, sources: list[str], beam: int, seconds: float) -> float:
     """Output tokens a second."""
-    translate(source, beam)
+    translate(sources, beam)
     calls, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
-        translate(source, beam)
+        translate(sources, beam)
         calls += 1
-    return calls * len(source) * STEPS / (time.perf_counter() - began)
+    return calls * len(sources) * STEPS / (time.perf_counter() - began)
 
 
-def agreement(contenders: dict[str, Translate], texts: Tensor) -> str:
-    """Greedy outputs that are the same. With a beam they need not be: an <eos> that is forced at the limit costs its
-    log-probability in regard, nothing in transformers, and CTranslate2 forces none."""
-    answers = {name: translate(texts, 1) for name, translate in contenders.items()}
-    ours = answers["regard"]
-    shares = [
-        f"{name} {sum(map(list.__eq__, ours, found)) / len(ours):.0%}"
-        for name, found in answers.items()
-        if found is not ours
-    ]
-    kinds = len({token for answer in ours for token in answer})
-    return f"greedy outputs ({kinds} different tokens) that are regard's: {', '.join(shares)}"
-
-
-def sources() -> Tensor:
-    """64 sentences."""
-    drawn = torch.randint(len(SPECIAL), VOCABULARY, (64, SOURCE), generator=torch.Generator().manual_seed(2))
-    drawn[:, -1] = EOS
-    return drawn
-
-
-def contender(name: str, folder: str, threads: int) -> Translate:
-    """Somebody by name; `folder` holds the model for CTranslate2."""
-    who, _, how = name.partition(", ")
-    if who.startswith("CTranslate2"):
-        return with_ctranslate2(folder, who.split()[1], 1 if how else threads, 2 if how == "in halves" else 1)
-    marian = random_marian()
-    if who == "transformers":
-        return with_transformers(marian)
-    if who == "products alone":
-        return products_alone(copied(marian))
-    return in_halves(with_regard(copied(marian))) if how else with_regard(copied(marian))
-
-
-def serve(name: str, folder: str, options: argparse.Namespace) -> None:
+def serve(name: str, folder: Path, seconds: float) -> None:
     """In a process of its own: tokens a second in each case that standard input names, as it does."""
-    translate = contender(name, folder, options.threads)
+    translate = make_contender(name, folder)
     for line in sys.stdin:
         size, beam = CASES[line.rstrip()]
-        print(speed(translate, sources()[:size], beam, options.seconds), flush=True)
+        print(speed(translate, make_sources()[:size], beam, seconds), flush=True)
 
 
-def take_turns(names: list[str], folder: str, options: argparse.Namespace) -> dict[str, list[float]]:
+def take_turns(names: list[str], folder: Path, options: argparse.Namespace) -> dict[str, list[float]]:
     """The median of every contender's tokens a second in every case."""
     figures: dict[str, list[list[float]]] = {name: [[] for _ in CASES] for name in names}
     with contextlib.ExitStack() as stack:
         processes = {}
         for name in names:
-            command = [sys.executable, __file__, "--contender", name, "--folder", folder]
-            command += ["--threads", str(options.threads), "--seconds", str(options.seconds)]
+            command = [sys.executable, __file__, "--contender", name, "--folder", str(folder)]
+            command += ["--seconds", str(options.seconds)]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             processes[name] = stack.enter_context(process)
         for _ in range(1 + options.rounds):
             for number, case in enumerate(CASES):
                 for name, process in processes.items():
                     print(case, file=process.stdin, flush=True)
+                    assert process.stdout is not None
                     figures[name][number].append(float(process.stdout.readline()))
         for process in processes.values():
+            assert process.stdin is not None
             process.stdin.close()
     # the first round warms up
     return {name: [statistics.median(rounds[1:]) for rounds in cases] for name, cases in figures.items()}
 
 
-CASES = {f"{'greedy' if beam == 1 else f'beam {beam}'}, {size}": (size, beam) for size in (64, 1) for beam in (1, 5)}
-CONTENDERS = [
-    "products alone",
-    "regard",
-    "transformers",
-    "CTranslate2 float32",
-    "CTranslate2 float32, 1 thread",
-    "CTranslate2 int8",
-    "CTranslate2 int8, 1 thread",
-    "regard, in halves",
-    "CTranslate2 float32, in halves",
-]
-COMPARED = [
-    ("regard", "products alone"),
-    ("regard", "transformers"),
-    ("regard", "CTranslate2 float32"),
-    ("regard", "CTranslate2 int8"),
-    ("regard, in halves", "CTranslate2 float32, in halves"),
-]
+def agreement(folder: Path) -> str:
+    """Greedy answers of CTranslate2's own API and of transformers that are those of our own engine."""
+    answers = {
+        name: make_contender(name, folder)(make_sources(), 1)
+        for name in ("regard torch", "regard auto float32", "CTranslate2 float32 1x2", "transformers")
+    }
+    ours = answers.pop("regard torch")
+    shares = [f"{name} {sum(map(str.__eq__, ours, found)) / len(ours):.0%}" for name, found in answers.items()]
+    return f"greedy answers ({len(set(ours))} different) that are those of our own engine: {', '.join(shares)}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=1, help="of every contender in every case and round")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", default="", help="contenders whose name holds one of these, separated by |")
     parser.add_argument("--contender", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    transformers.logging.set_verbosity_error()
     warnings.filterwarnings("ignore", module="transformers")
     if options.contender:
-        serve(options.contender, options.folder, options)
+        serve(options.contender, options.folder, options.seconds)
         return
+    from regard.formats.ctranslate2 import export_ctranslate2
+    from regard.formats.huggingface_export import export_huggingface
+
     out = Console(highlight=False, width=100)
     names = [name for name in CONTENDERS if any(part in name for part in options.only.split("|"))]
-    with tempfile.TemporaryDirectory() as folder:
-        converted(random_marian(), folder)
-        out.print(f"{heading()}, {options.threads} threads, {roof(torch.float32) / 1e9:,.0f} GF/s", soft_wrap=True)
-        out.print(agreement({name: contender(name, folder, 1) for name in CONTENDERS[1:4]}, sources()))
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        run = make_run(folder / "run")
+        for kind in ("float32", "int8"):
+            export_ctranslate2(run, folder / f"ctranslate2-{kind}", kind)
+        export_huggingface(run, folder / "transformers")
+        out.print(f"{heading()}, {os.cpu_count()} cores, {roof(torch.float32) / 1e9:,.0f} GF/s", soft_wrap=True)
+        out.print(agreement(folder), soft_wrap=True)
         medians = take_turns(names, folder, options)
     table = Table("tokens/s", *CASES)
     for name, values in medians.items():
         table.add_row(name, *(f"{value:,.0f}" for value in values))
     table.add_section()
-    for one, other in COMPARED:
-        group = [medians[name] for name in (other, f"{other}, 1 thread") if name in medians]
-        if group and one in medians:
-            best = [max(values) for values in zip(*group, strict=True)]
-            ratios = [ours / theirs for ours, theirs in zip(medians[one], best, strict=True)]
-            named = f"{one} / {other}" + ", its best" * (len(group) > 1)
-            table.add_row(named, *(f"{ratio:.2f}" for ratio in ratios))
+    for kind in ("float32", "int8"):
+        ours, theirs = f"regard auto {kind}", [one for name, one in medians.items() if f"CTranslate2 {kind}" in name]
+        if ours in medians and theirs:
+            best = [max(values) for values in zip(*theirs, strict=True)]
+            ratios = [one / other for one, other in zip(medians[ours], best, strict=True)]
+            table.add_row(f"{ours} / CTranslate2's best", *(f"{ratio:.2f}" for ratio in ratios))
     out.print(table)
 
 

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from regard.inference import ctranslate2_engine as fast
+from regard.inference.load import load
 from regard.inference.predictor import Predictor
 
 BEAMS = (1, 5)
@@ -29,7 +29,7 @@ def lines(path: Path, count: int) -> list[str]:
 
 def turn(predictor: Predictor, texts: list[str], beam: int) -> tuple[list[str], list[float], int, float]:
     """Texts, scores, tokens and seconds of one engine's answers."""
-    settings = predictor.config.decode.model_copy(update={"beam": beam})
+    settings = predictor.config.decode.model_copy(update={"beam_size": beam})
     began = time.perf_counter()
     answers = predictor.predict(texts, settings=settings)
     seconds = time.perf_counter() - began
@@ -47,18 +47,18 @@ def main() -> None:
     wishes = parser.parse_args()
     texts = lines(wishes.file, wishes.lines)
     contenders = {
-        "regard": fast.load(wishes.run, (), "cpu"),
-        "CTranslate2": fast.load(wishes.run, (), "cpu", "ctranslate2"),
+        "torch": load(wishes.run, (), "cpu", "torch"),
+        "CTranslate2": load(wishes.run, (), "cpu", "ctranslate2"),
     }
     if wishes.quantized:
-        contenders[f"CTranslate2, {wishes.quantized.name}"] = fast.load(wishes.quantized, (), "cpu", "ctranslate2")
+        contenders[f"CTranslate2, {wishes.quantized.name}"] = load(wishes.quantized, (), "cpu", "ctranslate2")
     table = Table("beam", "engine", "same answers", "largest difference of their scores", "tokens/s", "least", "most")
     for beam in BEAMS:
         found: dict[str, list[tuple[list[str], list[float], int, float]]] = {name: [] for name in contenders}
         for _ in range(wishes.rounds):
             for name, predictor in contenders.items():
                 found[name].append(turn(predictor, texts, beam))
-        ours, scores = found["regard"][0][:2]
+        ours, scores = found["torch"][0][:2]
         for name, turns in found.items():
             same = [one == other for one, other in zip(ours, turns[0][0], strict=True)]
             apart = max(abs(a - b) for a, b, equal in zip(scores, turns[0][1], same, strict=True) if equal)

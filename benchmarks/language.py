@@ -28,14 +28,16 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from regard.config.config import Config
+from regard.config.run import Config
 from regard.config.toml import read
-from regard.evaluation.evaluate import modelled
-from regard.inference.predictor import load
-from regard.nn.layers import settle
-from regard.tasks.models import Language, build
+from regard.data.vocabulary import Vocabularies, Vocabulary
+from regard.evaluation.evaluate import measure_nats
+from regard.evaluation.fit import fit
+from regard.inference.load import load
+from regard.tasks import make_task
+from regard.tasks.language_model import LanguageModel
 from regard.training.device import keep_memory
-from regard.training.run import fit, fresh, prepare
+from regard.training.prepare import prepare, start_run
 
 RATE, LEAST, WARMUP, ROWS, CONTEXT, SIZE, HEADS, LAYERS = 1e-3, 1e-4, 100, 12, 64, 128, 4, 4
 NANO = [
@@ -48,7 +50,7 @@ NANO = [
         "model.embedding_scale=false",
         f"train.batch_tokens={ROWS * CONTEXT}",
     ),
-    *(f"train.rate={RATE}", f"train.warmup={WARMUP}", "train.precision=float32"),
+    *(f"train.learning_rate={RATE}", f"train.warmup={WARMUP}", "train.precision=float32"),
 ]
 VOCABULARY = 69
 """The characters of the recipe."""
@@ -115,12 +117,12 @@ def plain(steps: int) -> dict[str, float]:
     """Train the plain loop; its loss on the validation text in windows that do not overlap, and the seconds of both."""
     prepared = prepare(config_of(steps))
     text, held = (
-        torch.tensor(prepared.source.encode(splits[0].target).ids)
+        torch.tensor(prepared.task.source.encode(splits[0].target).ids)
         for splits in (prepared.splits.train, prepared.splits.valid)
     )
     torch.manual_seed(1)
     began = time.perf_counter()
-    model = Plain(prepared.source.size)
+    model = Plain(prepared.task.source.size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
     for step in range(1, steps + 1):
         begins = torch.randint(len(text) - CONTEXT - 1, (ROWS, 1))
@@ -143,25 +145,27 @@ def plain(steps: int) -> dict[str, float]:
 def ours(steps: int) -> dict[str, float]:
     """Train with regard, everything included; then its loss on all of the validation text."""
     with tempfile.TemporaryDirectory() as folder:
-        prepared = fresh(config_of(steps), Path(folder))
+        prepared = start_run(config_of(steps), Path(folder))
         began = time.perf_counter()
         fit(prepared, Path(folder), lambda event: None, device="cpu")
         seconds = time.perf_counter() - began
-        nats = modelled(load(folder, device="cpu"), prepared.splits.valid, ["nats"])["nats"]
+        valid = prepared.splits.valid
+        nats = measure_nats(load(folder, device="cpu"), valid).figures(range(len(valid)))["nats"]
     return {"seconds": seconds, "nats": nats}
 
 
-def writer(changes: Sequence[str]) -> Language:
+def writer(changes: Sequence[str]) -> LanguageModel:
     """A language model of some size, its weights random, for texts of up to 1,024 characters."""
     config = read("shakespeare", ["text.max_length=1024", *changes])
-    model = build(config, VOCABULARY, None).eval()
-    assert isinstance(model, Language)
-    settle(model)
+    letters = Vocabulary.learn(map(chr, range(256, 256 + VOCABULARY - 4)), config.text.source)
+    torch.manual_seed(1)
+    model = make_task(config, Vocabularies(letters, letters)).build().eval()
+    assert isinstance(model, LanguageModel)
     return model
 
 
 @torch.inference_mode()
-def whole(model: Language, count: int = 512) -> str:
+def whole(model: LanguageModel, count: int = 512) -> str:
     """The likeliest text of so many tokens from its beginning, by steps and by reading everything again, in words."""
     begin = [5, 6, 7]
     began = time.perf_counter()
@@ -182,7 +186,7 @@ def whole(model: Language, count: int = 512) -> str:
 
 
 @torch.inference_mode()
-def at_the_end(model: Language, ids: Tensor, rounds: int = 5, count: int = 32) -> tuple[float, float]:
+def at_the_end(model: LanguageModel, ids: Tensor, rounds: int = 5, count: int = 32) -> tuple[float, float]:
     """Seconds for a token behind ids (1, n): by steps with the cache, one after the other as a writer makes them, and
     by reading everything again. The medians of several rounds, in turns; the steps before are not timed, because a
     processor that has just read a long text takes a while until it is quick with small products."""
@@ -213,7 +217,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.run:
         model = load(options.run, device="cpu").model
-        assert isinstance(model, Language)
+        assert isinstance(model, LanguageModel)
         print(saved(options.run, model))
         return
     if options.only:
@@ -239,7 +243,7 @@ def main() -> None:
             print(whole(model))
 
 
-def saved(name: str, model: Language) -> str:
+def saved(name: str, model: LanguageModel) -> str:
     """What the cache saves at the token after 512, in words."""
     step, reading = at_the_end(model, torch.randint(4, model.output.weight.shape[0], (1, 512)))
     return (

@@ -19,24 +19,25 @@ from train import TRAIN, heading, make_batches, regard_model
 from regard.data.batching import Batch
 from regard.explain.recorder import record
 from regard.nn.attention import Attention
-from regard.tasks.models import Transformer
+from regard.tasks.seq2seq import Transformer
 from regard.training.device import keep_memory
-from regard.training.trainer import clip, learn, optimizer_of
+from regard.training.trainer import accumulate_gradients, clip_gradient, make_optimizer
 
 
 class Blind(Attention):
     """An attention that no hook can see."""
 
-    __call__ = Attention.forward
+    def __call__(self, *given):  # type: ignore[no-untyped-def]
+        return self.forward(*given)
 
 
 def stepper(model: Transformer) -> Callable[[Batch], None]:
     """One update as the trainer makes it."""
-    optimizer = optimizer_of(model.train(), TRAIN)
+    optimizer = make_optimizer(model.train(), TRAIN)
 
     def step(batch: Batch) -> None:
-        learn(model, [batch], TRAIN, torch.float32)
-        clip(optimizer, TRAIN.clip)
+        accumulate_gradients(model, [batch], TRAIN, torch.float32)
+        clip_gradient(optimizer, TRAIN.clip_norm)
         optimizer.step()
         optimizer.zero_grad()
 

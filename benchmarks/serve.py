@@ -60,15 +60,16 @@ def untrained(folder: Path) -> Path:
     import torch
 
     from regard.config.toml import find, parse
-    from regard.data.vocabulary import Vocabulary
-    from regard.tasks.models import build
-    from regard.training.checkpoint import create, save_weights, weights
+    from regard.data.vocabulary import Vocabularies, Vocabulary
+    from regard.tasks import make_task
+    from regard.training.checkpoint import create_run, get_weights, save_weights
 
     torch.manual_seed(1)
     config = parse(find("multi30k"), ["decode.max_ratio=1.0", "decode.max_extra=2"])
     vocabulary = Vocabulary.learn(made_up(10_000), config.text.source)
-    create(folder, config, vocabulary, None, {})
-    save_weights(folder / "model.safetensors", weights(build(config, vocabulary.size, None)), 0)
+    vocabularies = Vocabularies(vocabulary, vocabulary)
+    create_run(folder, config, vocabularies, {})
+    save_weights(folder / "model.safetensors", get_weights(make_task(config, vocabularies).build()), 0)
     return folder
 
 
@@ -155,7 +156,7 @@ def server(run: Path, options: argparse.Namespace, *changes: str) -> Iterator[tu
     """A server in processes of its own: its port and the id of the first."""
     own = [f"serve.max_queue={QUEUE}", "serve.port=0", "text.languages=['en', 'de']", *changes]
     own += [f"serve.threads={options.threads}"] if options.threads else []
-    own += [f"decode.beam={options.beam}"] if options.beam else []
+    own += [f"decode.beam_size={options.beam}"] if options.beam else []
     command = [sys.executable, __file__, "--serve", str(run), *own]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -224,9 +225,9 @@ def main() -> None:
     parser.add_argument("--load", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        from regard.server.app import serve, server_settings
+        from regard.server.app import read_settings, serve
 
-        settings, changes = server_settings(options.serve[1:])
+        settings, changes = read_settings(options.serve[1:])
         serve([Path(options.serve[0])], settings, changes, device="cpu")
     elif options.load:
         from regard.server.app import allow_connections

@@ -19,8 +19,8 @@ from rich.table import Table
 
 from regard.evaluation.evaluate import Evaluation, evaluate
 from regard.evaluation.metrics import score
-from regard.inference.predictor import load
-from regard.training.run import read_splits
+from regard.inference.load import load
+from regard.training.prepare import read_examples
 
 
 def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> float:
@@ -66,7 +66,7 @@ def main() -> None:
     table = Table()
     for run in options.runs:
         predictor = load(run)
-        splits = read_splits(predictor.config)
+        splits = read_examples(predictor.config)
         found = evaluate(predictor, getattr(splits, options.split), predictor.config.evaluate)
         if base is None:
             base = found

@@ -29,17 +29,18 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from regard.config.config import TrainConfig, TransformerConfig
+from regard.config.model import TransformerConfig
+from regard.config.run import TrainConfig
 from regard.config.toml import read
-from regard.data.batching import Batch, Pair, collate, epoch
+from regard.data.batching import Batch, Row, collate, plan_epoch
 from regard.data.vocabulary import BOS, EOS, PAD
-from regard.tasks.models import Transformer
+from regard.tasks.seq2seq import Transformer
 from regard.training.device import keep_memory
-from regard.training.run import prepare
-from regard.training.trainer import clip, learn, optimizer_of
+from regard.training.prepare import prepare
+from regard.training.trainer import accumulate_gradients, clip_gradient, make_optimizer
 
 SIZE, FEEDFORWARD, HEADS, LAYERS, VOCABULARY, DROPOUT = 256, 1024, 4, 3, 8000, 0.1
-TRAIN = TrainConfig(batch_tokens=4096, rate=1e-4, smoothing=0.1, clip=1.0)
+TRAIN = TrainConfig(batch_tokens=4096, learning_rate=1e-4, label_smoothing=0.1, clip_norm=1.0)
 CONTENDERS = [
     "regard float32",
     "transformers float32 sdpa",
@@ -57,7 +58,7 @@ WITHOUT_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 def make_batches(count: int) -> list[Batch]:
     """Batches of Multi30k in a joint vocabulary, or of random ids."""
     if "REGARD_DATA" in os.environ:
-        pairs = prepare(read("multi30k", [f"text.source.size={VOCABULARY}"])).pairs
+        pairs = prepare(read("multi30k", [f"text.source.size={VOCABULARY}"])).rows
     else:
         rng = random.Random(1)
 
@@ -65,8 +66,8 @@ def make_batches(count: int) -> list[Batch]:
             return rng.choices(range(EOS + 1, VOCABULARY), k=min(60, max(4, round(length))))
 
         lengths = [(length := rng.lognormvariate(2.6, 0.3), length + rng.gauss(0.5, 2.7)) for _ in range(29_000)]
-        pairs = [Pair([*ids(source), EOS], ids(target)) for source, target in lengths]
-    return [collate([pairs[i] for i in rows]) for rows in epoch(pairs, TRAIN.batch_tokens, 1, 0)[:count]]
+        pairs = [Row([*ids(source), EOS], ids(target)) for source, target in lengths]
+    return [collate([pairs[i] for i in rows]) for rows in plan_epoch(pairs, TRAIN.batch_tokens, 1, 0)[:count]]
 
 
 def regard_model(**changes: str) -> Transformer:
@@ -109,11 +110,11 @@ def regard_step(kind: torch.dtype) -> Callable[[Batch], None]:
     """One update as `regard.training.trainer.train` makes it."""
     keep_memory()
     model = regard_model().train()
-    optimizer = optimizer_of(model, TRAIN)
+    optimizer = make_optimizer(model, TRAIN)
 
     def step(batch: Batch) -> None:
-        learn(model, [batch], TRAIN, kind)
-        clip(optimizer, TRAIN.clip)
+        accumulate_gradients(model, [batch], TRAIN, kind)
+        clip_gradient(optimizer, TRAIN.clip_norm)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -123,16 +124,16 @@ def regard_step(kind: torch.dtype) -> Callable[[Batch], None]:
 def marian_step(kind: torch.dtype, attention: str) -> Callable[[Batch], None]:
     """One update of the rival."""
     model = marian_model(attention).train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=TRAIN.rate, betas=TRAIN.betas, fused=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=TRAIN.learning_rate, betas=TRAIN.betas, fused=True)
 
     def step(batch: Batch) -> None:
         seen = (batch.source != PAD).long()
         with torch.autocast("cpu", kind, enabled=kind != torch.float32):
             logits = model(batch.source, seen, decoder_input_ids=batch.target, use_cache=False).logits
         wanted = batch.answer.flatten()
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), wanted, ignore_index=PAD, label_smoothing=TRAIN.smoothing)
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), wanted, ignore_index=PAD, label_smoothing=TRAIN.label_smoothing)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), TRAIN.clip)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), TRAIN.clip_norm)
         optimizer.step()
         optimizer.zero_grad()
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from regard.cli import commands as cli
-from regard.config.config import Config
+from regard.config.run import Config
 from regard.config.toml import read
-from regard.training.run import fit, fresh
+from regard.evaluation.fit import fit
+from regard.training.prepare import start_run
 
 torch.set_num_threads(1)
 
@@ -25,7 +26,7 @@ TINY = (
     "train.validate_every=4",
     "train.batch_tokens=128",
     "train.warmup=4",
-    "decode.beam=2",
+    "decode.beam_size=2",
 )
 
 
@@ -34,9 +35,9 @@ def tiny(*changes: str) -> Config:
     return read("reverse", [*TINY, *changes])
 
 
-def train_tiny(folder: Path, *changes: str, report=lambda event: None, **options):
+def train_tiny(folder: Path, *changes: str, report=lambda event: None, say=lambda text: None, **options):
     config = tiny(*changes)
-    return fit(fresh(config, folder), folder, report, device="cpu", **options)
+    return fit(start_run(config, folder, say), folder, report, device="cpu", **options)
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +67,7 @@ def tiny_language(folder: Path, *changes: str) -> Path:
     text = folder / "text.txt"
     text.write_text("가나다라 마바사아 자차카타 파하\n" * 40, encoding="utf-8")
     config = read("shakespeare", [f'data.train=["{text}"]', *TINY_LANGUAGE, *changes])
-    fit(fresh(config, folder / "run"), folder / "run", lambda event: None, device="cpu")
+    fit(start_run(config, folder / "run"), folder / "run", lambda event: None, device="cpu")
     return folder / "run"
 
 

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from regard.config.config import DecodeConfig, RNNConfig, TransformerConfig
-from regard.data.batching import source_batch
+from regard.config.model import RNNConfig, TransformerConfig
+from regard.config.run import DecodeConfig
+from regard.data.batching import pad_sources
 from regard.data.vocabulary import EOS
-from regard.inference.decoding import decode
-from regard.tasks.models import Recurrent, Transformer
+from regard.inference.sampling import decode
+from regard.tasks.seq2seq import RecurrentSeq2Seq, Transformer
 
 VOCAB = 7  # four special tokens and three words
 FAMILIES = {
@@ -20,8 +21,11 @@ FAMILIES = {
     "rotary": TransformerConfig(
         kind="transformer", size=12, feedforward=7, heads=2, encoder_layers=1, decoder_layers=2, positions="rotary"
     ),
-    "linear": TransformerConfig(
-        kind="transformer", size=12, feedforward=7, heads=3, encoder_layers=1, decoder_layers=1, positions="linear"
+    "alibi": TransformerConfig(
+        kind="transformer", size=12, feedforward=7, heads=3, encoder_layers=1, decoder_layers=1, positions="alibi"
+    ),
+    "grouped": TransformerConfig(
+        kind="transformer", size=12, feedforward=7, heads=2, kv_heads=1, encoder_layers=1, decoder_layers=1, gated=True
     ),
 }
 SOURCES = [[4, 5, EOS], [6, EOS], [5, 5, 4, 6, 4, EOS], [4, EOS]]
@@ -31,7 +35,7 @@ SOURCES = [[4, 5, EOS], [6, EOS], [5, 5, 4, 6, 4, EOS], [4, EOS]]
 def model(request):
     torch.manual_seed(3)
     config = FAMILIES[request.param]
-    made = (Recurrent if isinstance(config, RNNConfig) else Transformer)(config, VOCAB, VOCAB).double().eval()
+    made = (RecurrentSeq2Seq if isinstance(config, RNNConfig) else Transformer)(config, VOCAB, VOCAB).double().eval()
     with torch.no_grad():  # untrained models hardly care what they read: make them opinionated
         for parameter in made.parameters():
             parameter.mul_(3)
@@ -43,4 +47,4 @@ def settings(**changes):
 
 
 def run(model, sources, config, **options):
-    return decode(model, *source_batch(sources), config, **options)
+    return decode(model, *pad_sources(sources), config, **options)

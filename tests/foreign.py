@@ -4,15 +4,15 @@ import json
 
 import torch
 import transformers
+from models import build
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from regard.config.toml import checked
+from regard.config.toml import validate
 from regard.data.batching import Batch
-from regard.data.vocabulary import Vocabulary
+from regard.data.vocabulary import Vocabularies, Vocabulary
 from regard.formats.gguf import BLOCK, ENDS
-from regard.inference.predictor import load
-from regard.tasks.models import build
-from regard.training.checkpoint import create, save_weights, weights
+from regard.inference.load import load
+from regard.training.checkpoint import create_run, get_weights, save_weights
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -44,14 +44,14 @@ def wordpiece():
     return tokenizer
 
 
-def bytes_bpe(*special, begin=False):
+def bytes_bpe(*special, add_bos=False):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(LINES, trainers.BpeTrainer(
         vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))  # fmt: skip
     tokenizer.add_special_tokens(list(special))  # they come last, as GPT-2's does
-    if begin:
+    if add_bos:
         first = special[0]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{first} $A", special_tokens=[(first, tokenizer.token_to_id(first))]
@@ -124,7 +124,7 @@ def llama_config(tokenizer, **changes):
 
 
 def llama(folder):
-    tokenizer = bytes_bpe("<s>", "</s>", "<unk>", begin=True)
+    tokenizer = bytes_bpe("<s>", "</s>", "<unk>", add_bos=True)
     config = transformers.LlamaConfig(**llama_config(tokenizer))
     return saved(folder, transformers.LlamaForCausalLM(config), tokenizer, "20KB"), tokenizer
 
@@ -160,7 +160,7 @@ def theirs_of(predictor, made, tokenizer, text):
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
-    return predictor.encode(text).ids, tokenizer.encode(text).ids
+    return predictor.encode([text])[0].ids, tokenizer.encode(text).ids
 
 
 def gguf_of(folder, path, change=lambda writer: None, quantized=False, pre="gpt-2"):
@@ -214,7 +214,7 @@ def gguf_of(folder, path, change=lambda writer: None, quantized=False, pre="gpt-
 # --- ours ---------------------------------------------------------------------------------------------------------
 
 
-def ours(folder, kind="language", seed=3, begin=True, text=62, **model):
+def ours(folder, kind="language model", seed=3, add_bos=True, text=62, **model):
     """A run with random weights."""
     vocabulary = Vocabulary.learn(LINES, checked_text().source)
     tree = {
@@ -222,28 +222,28 @@ def ours(folder, kind="language", seed=3, begin=True, text=62, **model):
         "text": {"max_length": text},
         "model": {"kind": kind, "size": 24, "heads": 4, "feedforward": 44, "dropout": 0.0, **model},
     }
-    if kind == "language":
-        tree["model"]["begin"] = begin
-    config = checked(tree, "test")
-    made = build(config, vocabulary.size, None)
+    if kind == "language model":
+        tree["model"]["add_bos"] = add_bos
+    config = validate(tree, "test")
+    made = build(config, vocabulary)
     torch.manual_seed(seed)
     with torch.no_grad():
         for parameter in made.parameters():
             if parameter.requires_grad:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-    create(folder, config, vocabulary, None, {})
-    save_weights(folder / "model.safetensors", weights(made), 0)
+    create_run(folder, config, Vocabularies(vocabulary, vocabulary), {})
+    save_weights(folder / "model.safetensors", get_weights(made), 0)
     return load(folder)
 
 
 def checked_text():
-    return checked({"data": {"kind": "reverse"}, "model": {"kind": "rnn"}, "text": {"source": {"size": 300}}}, "").text
+    return validate({"data": {"kind": "reverse"}, "model": {"kind": "rnn"}, "text": {"source": {"size": 300}}}, "").text
 
 
 def logits_of_language(predictor, text):
-    ids = torch.tensor([predictor.encode(text).ids])
+    ids = torch.tensor([predictor.encode([text])[0].ids])
     with torch.no_grad():
-        return predictor.model(Batch(ids[:, :0], torch.zeros(1), ids, ids))
+        return predictor.model.logits(Batch(ids[:, :0], torch.zeros(1), ids, ids))
 
 
 def layers(stack, embedded, **options):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import string
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.data.vocabulary import BOS, EOS, PAD
-from regard.nn.attention import Attended, Attention
-from regard.tasks.models import Steppable
+from regard.attention.equation import Attended
+from regard.config.text import Tokenization
+from regard.data.vocabulary import BOS, EOS, PAD, SPECIAL, Vocabulary
+from regard.nn.attention import Attention
+from regard.nn.state import Steppable
 
 Module = TypeVar("Module", bound=nn.Module)
 EXACT = {"rtol": 0.0, "atol": 1e-10}
@@ -55,22 +58,39 @@ def attend_slowly(
     return Attended(contexts, weights)
 
 
+def hardmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
+    """A normalizer that no model has: all weight on the best key that may be seen, none for a blind query."""
+    mask = torch.ones((), dtype=torch.bool) if mask is None else mask
+    seen = mask.expand(scores.shape)
+    best = scores.masked_fill(~seen, -torch.inf).argmax(-1)
+    return nn.functional.one_hot(best, scores.shape[-1]).to(scores.dtype) * seen.any(-1, keepdim=True)
+
+
 def rival(attention: Attention) -> nn.MultiheadAttention:
     """torch's own layer with the same weights."""
     theirs = nn.MultiheadAttention(attention.output.in_features, attention.heads, batch_first=True)
-    theirs.in_proj_weight = nn.Parameter(attention.maps.weight.detach().clone())
-    theirs.in_proj_bias = nn.Parameter(attention.maps.bias.detach().clone())
+    theirs.in_proj_weight = nn.Parameter(attention.projection.weight.detach().clone())
+    theirs.in_proj_bias = nn.Parameter(attention.projection.bias.detach().clone())
     theirs.out_proj = attention.output
     return theirs
 
 
 def three_maps(attention: Attention) -> list[nn.Linear]:
     """The maps of queries, keys and values of a multi-head attention, each as a layer of its own."""
-    size = attention.maps.in_features
+    size = attention.projection.in_features
     layers = [nn.Linear(size, size) for _ in range(3)]
-    for layer, weight, bias in zip(layers, attention.maps.weight.chunk(3), attention.maps.bias.chunk(3), strict=True):
+    for layer, weight, bias in zip(
+        layers, attention.projection.weight.chunk(3), attention.projection.bias.chunk(3), strict=True
+    ):
         layer.weight, layer.bias = nn.Parameter(weight.detach()), nn.Parameter(bias.detach())
     return layers
+
+
+def entries(size: int) -> Vocabulary:
+    """A vocabulary of so many entries, special ones and letters."""
+    found = Vocabulary.learn([string.ascii_letters[: size - len(SPECIAL)]], Tokenization(kind="char"))
+    assert found.size == size
+    return found
 
 
 class Scored(NamedTuple):

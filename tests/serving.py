@@ -13,13 +13,14 @@ from typing import NamedTuple
 from conftest import tiny
 
 import regard
-from regard.config.config import Config
+from regard.config.run import Config
+from regard.evaluation.fit import fit
 from regard.inference.predictor import Predictor
-from regard.server.app import application
-from regard.server.batcher import ServeSettings
+from regard.server.app import make_app
 from regard.server.middleware import Server
 from regard.server.service import Service
-from regard.training.run import fit, fresh
+from regard.server.settings import ServeSettings
+from regard.training.prepare import start_run
 
 
 class Live(NamedTuple):
@@ -34,7 +35,7 @@ class Live(NamedTuple):
 @contextmanager
 def live(predictors, **settings):
     """Serve predictors by name while the block runs."""
-    app = application(predictors, ServeSettings(threads=1, **settings))
+    app = make_app(predictors, ServeSettings(threads=1, **settings))
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     port = listener.getsockname()[1]
     server = Server(app, app.state.service)
@@ -53,15 +54,15 @@ class Held(Predictor):
     """A predictor that begins to decode when it is let go, and remembers what it was asked together."""
 
     def __init__(self, inner: Predictor) -> None:
-        super().__init__(inner.model, inner.config, inner.source, inner.target)
+        super().__init__(inner.task, inner.model, inner.engine)
         self.begun, self.go = threading.Event(), threading.Event()
         self.batches: list[list[str]] = []
 
-    def flow(self, sources, settings, best=1, **options):
+    def answer(self, sources, request, budget=4096):
         self.batches.append([source.text for source in sources])
         self.begun.set()
         assert self.go.wait(5)
-        return super().flow(sources, settings, best, **options)
+        return super().answer(sources, request, budget)
 
 
 def wait_until(condition, seconds=10.0):
@@ -85,10 +86,16 @@ NAMES, PLACES = ("Mary", "John", "Sandra", "Daniel"), ("kitchen", "garden", "off
 
 def small(folder, data, text, model, *changes, metric="exact", steps=60):
     """A run of given parts, trained for a moment."""
-    base = tiny("train.rate=0.01", f"train.steps={steps}", f"train.validate_every={steps}", "decode.beam=1", *changes)
+    base = tiny(
+        "train.learning_rate=0.01",
+        f"train.steps={steps}",
+        f"train.validate_every={steps}",
+        "decode.beam_size=1",
+        *changes,
+    )
     parts = {"data": data, "text": text, "model": {**SIZES, **model}, "evaluate": {"metrics": (metric,)}}
     config = Config.model_validate({**base.model_dump(), **parts})
-    fit(fresh(config, folder), folder, lambda event: None, device="cpu")
+    fit(start_run(config, folder), folder, lambda event: None, device="cpu")
     return regard.load(folder, device="cpu")
 
 
@@ -98,21 +105,21 @@ def language_run(folder, text, kind, *, steps=60, **options):
     path.write_text(text, encoding="utf-8")
     data = {"kind": "text", "train": (str(path),), "valid_share": 0.1}
     words = {"source": {"kind": kind, "normalize": "none", "size": 300}, "max_length": 64}
-    return small(folder, data, words, {"kind": "language", **options}, metric="nats", steps=steps)
+    return small(folder, data, words, {"kind": "language model", **options}, metric="nats", steps=steps)
 
 
 def classifier_run(folder, steps=60, **options):
-    """Whether words are about weather, food or sport; of several things, if `multiple`."""
+    """Whether words are about weather, food or sport; of several things, if `multi_label`."""
     random.seed(1)
     lines = []
     for _ in range(300):
-        labels = sorted(random.sample(sorted(LABELS), 1 + bool(options.get("multiple") and random.random() < 0.5)))
+        labels = sorted(random.sample(sorted(LABELS), 1 + bool(options.get("multi_label") and random.random() < 0.5)))
         words = [random.choice(LABELS[label].split()) for label in labels for _ in range(2)]
         lines.append(f"{'+'.join(labels)} the {' and the '.join(words)}")
     path = folder.parent / f"{folder.name}.txt"
     path.write_text("\n".join(lines), encoding="utf-8")
     data = {"kind": "labelled", "train": (str(path),), "cut_valid": 20}
-    target = {"kind": "label", "separator": "+" if options.get("multiple") else ""}
+    target = {"kind": "label", "separator": "+" if options.get("multi_label") else ""}
     text = {"source": {"kind": "word"}, "target": target, "max_length": 600}
     return small(folder, data, text, {"kind": "classifier", **options}, steps=steps)
 
@@ -158,11 +165,11 @@ def every_task(folder, steps=60):
     text = "the quick brown fox jumps over the lazy dog. " * 60
     return {
         "classes": classifier_run(folder / "classes", steps),
-        "several": classifier_run(folder / "several", steps, multiple=True),
-        "pooled": classifier_run(folder / "pooled", 2, pool="mean"),
-        "word": reader_run(folder / "word", "word", steps, unit="sentence", shared=True),
+        "several": classifier_run(folder / "several", steps, multi_label=True),
+        "pooled": classifier_run(folder / "pooled", 2, pooling="mean"),
+        "word": reader_run(folder / "word", "word", steps, unit="sentence", share_layers=True),
         "span": reader_run(folder / "span", "span", steps),
-        "letters": language_run(folder / "letters", text, "char", steps=steps, begin=False),
+        "letters": language_run(folder / "letters", text, "char", steps=steps, add_bos=False),
     }
 
 

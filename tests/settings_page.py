@@ -3,10 +3,16 @@
 import json
 from typing import Any, Literal, get_args, get_origin
 
-from regard.config import config
-from regard.config import data as corpus
+from regard.config import data, model, run, text
 from regard.config.settings import Settings
+from regard.tasks import TASKS
 
+METRICS = "; ".join(
+    f"{task.verb}: " + ", ".join(f"`{getattr(metric, 'name', metric)}`" for metric in task.metrics)
+    for task in dict.fromkeys(TASKS.values())
+    if task.metrics
+)
+"""Verb of a task: the names of its metrics."""
 HEAD = """# Settings
 
 Every setting of a `.toml` file, with its default; `--set train.steps=200` changes one. Recipes (`regard recipes`) are
@@ -17,24 +23,26 @@ PARTS: list[tuple[str, str, list[type[Settings]]]] = [
         "`[data]`: where examples come from",
         "A path may hold `$REGARD_DATA`; a name that ends in `.gz` is gzipped.",
         [
-            *(corpus.FileData, corpus.ParallelData, corpus.Sides, corpus.ListedData, corpus.TableData, corpus.JsonData),
-            *(corpus.LabelledData, corpus.StoryData, corpus.SquadData, corpus.DocumentData),
-            *(corpus.GeneratedData, corpus.ReverseData, corpus.NumbersData, corpus.DatesData),
+            *(data.FileData, data.ParallelData, data.Sides, data.ListedData, data.TableData, data.JsonData),
+            *(data.LabelledData, data.StoryData, data.SquadData, data.DocumentData),
+            *(data.GeneratedData, data.ReverseData, data.NumbersData, data.DatesData),
         ],
     ),
-    ("`[text]`: text and tokens", "", [config.TextConfig, config.Tokenization]),
+    ("`[text]`: text and tokens", "", [text.TextConfig, text.Tokenization]),
     (
         "`[model]`: which kind, and how large",
         "",
         [
-            *(config.EmbeddedConfig, config.RNNConfig, config.BlockConfig, config.TransformerConfig),
-            *(config.LanguageConfig, config.EncoderConfig, config.ClassifierConfig, config.ReaderConfig),
+            *(model.Seq2SeqConfig, model.RNNConfig, model.BlockConfig, model.TransformerConfig),
+            *(model.LanguageModelConfig, model.EncoderConfig, model.ClassifierConfig, model.ReaderConfig),
         ],
     ),
-    ("`[train]`: learning", "", [config.TrainConfig]),
-    ("`[decode]`: searching for answers", "", [config.DecodeConfig]),
-    ("`[evaluate]`: scores", "", [config.EvaluateConfig]),
+    ("`[train]`: learning", "", [run.TrainConfig]),
+    ("`[decode]`: searching for answers", "", [run.DecodeConfig]),
+    ("`[evaluate]`: scores", f"The metrics of each task: {METRICS}.", [run.EvaluateConfig]),
 ]
+BARE = (Settings, model.ModelConfig)
+"""Groups that bring no settings of their own."""
 
 
 def choices(kind: Any) -> tuple[Any, ...]:
@@ -83,7 +91,7 @@ def page() -> str:
     for title, words, groups in PARTS:
         lines += [f"## {title}\n"] + ([f"{words}\n"] if words else [])
         for group in groups:
-            bases = [base for base in group.__bases__ if issubclass(base, Settings) and base is not Settings]
+            bases = [base for base in group.__bases__ if issubclass(base, Settings) and base not in BARE]
             also = f" Also {' and '.join(map(shared, bases))}." if bases else ""
             about = " ".join((group.__doc__ or "").split())
             lines.append(f"{kinds(group)}: {about}{also}\n" if kinds(group) else f"{about}{also}\n")

@@ -22,14 +22,14 @@ from safetensors.torch import save
 from tokenizers import processors
 from torch.testing import assert_close
 
-from regard.config.toml import changed as with_changes
+from regard.config.toml import change as with_changes
 from regard.data.vocabulary import SPECIAL
 from regard.errors import DataError, RegardError, RunError
 from regard.formats.architectures import READERS
 from regard.formats.huggingface_import import import_run
-from regard.inference.predictor import load
+from regard.inference.load import load
 from regard.training.checkpoint import load_tensors
-from regard.training.run import read_splits
+from regard.training.prepare import read_examples
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_tensors_without_a_place_are_named(there):
 
 def test_unknown_architectures_list_the_known(there):
     changed(there, model_type="mamba")
-    refused(there, "the architecture 'mamba' is not known. Known: bert, gpt2, gpt_neox, llama, marian")
+    refused(there, "the architecture 'mamba' is not known. Known: bert, gpt2, gpt_neox, llama, mistral, qwen2, marian")
 
 
 @pytest.mark.parametrize(
@@ -189,10 +189,10 @@ def test_a_package_that_is_not_installed(tmp_path, monkeypatch):
 def test_an_imported_run_has_no_data(there, tmp_path):
     config = import_run(there, tmp_path / "run")
     with pytest.raises(DataError, match="this run has no data, as one that was imported"):
-        read_splits(config)
+        read_examples(config)
     (tmp_path / "text.txt").write_text("the dog runs")
     told = with_changes(config, [f'data.test=["{tmp_path}/text.txt"]'])
-    assert len(read_splits(told).test) == 1
+    assert len(read_examples(told).test) == 1
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
@@ -224,9 +224,9 @@ def test_an_output_of_its_own_is_not_tied(tmp_path, make, inputs, outputs, facto
     make(there)
     changed(there, tie_word_embeddings=True)
     spoiled(there, lambda tensors: tensors.update({outputs: tensors[inputs] * factor}))
-    assert import_run(there, tmp_path / "run").model.tied == (factor == 1.0)
+    assert import_run(there, tmp_path / "run").model.tie_embeddings == (factor == 1.0)
     predictor = load(tmp_path / "run")
-    ids = [i - 4 for i in predictor.encode("the animal").ids]
+    ids = [i - 4 for i in predictor.encode(["the animal"])[0].ids]
     wanted = logprobs_of(there, ids)
     live = [i for i in range(wanted.shape[-1]) if i not in (7, 300, 301)]
     found = logits_of_language(predictor, "the animal").log_softmax(-1)[..., 4:]
@@ -308,7 +308,7 @@ def test_a_frame_that_a_decoder_has_not(tmp_path, template):
 
 def test_a_text_may_begin_with_the_end(tmp_path):
     framed(tmp_path / "theirs", "</s> $A")
-    assert import_run(tmp_path / "theirs", tmp_path / "run").model.begin
+    assert import_run(tmp_path / "theirs", tmp_path / "run").model.add_bos
     end = 301
     tensors = load_tensors(tmp_path / "run" / "model.safetensors")["source_embedding.weight"]
     assert_close(tensors[2], tensors[end + 4])

@@ -6,26 +6,28 @@ from regard.errors import ConfigError, DataError, InputError, RegardError, RunEr
 
 if TYPE_CHECKING:
     from regard.config.toml import read as read
+    from regard.data.examples import Question as Question
     from regard.evaluation.evaluate import evaluate as evaluate
+    from regard.evaluation.fit import fit as fit
     from regard.explain.look import Look as Look
     from regard.explain.look import look as look
     from regard.explain.recorder import record as record
     from regard.explain.vectors import embed as embed
+    from regard.inference.load import load as load
     from regard.inference.predictor import Predictor as Predictor
-    from regard.inference.predictor import load as load
-    from regard.training.run import fit as fit
-    from regard.training.run import fresh as fresh
-    from regard.training.run import resumed as resumed
+    from regard.training.prepare import resume_run as resume_run
+    from regard.training.prepare import start_run as start_run
 
 HOMES = {
-    "read": "config.toml", "evaluate": "evaluation.evaluate", "Look": "explain.look", "look": "explain.look",
-    "Predictor": "inference.predictor", "load": "inference.predictor", "record": "explain.recorder",
-    "fit": "training.run", "fresh": "training.run", "resumed": "training.run", "embed": "explain.vectors",
+    "read": "config.toml", "Question": "data.examples", "evaluate": "evaluation.evaluate", "fit": "evaluation.fit",
+    "Look": "explain.look", "look": "explain.look", "record": "explain.recorder", "embed": "explain.vectors",
+    "load": "inference.load", "Predictor": "inference.predictor", "start_run": "training.prepare",
+    "resume_run": "training.prepare",
 }  # fmt: skip
 
 __all__ = [
-    "ConfigError", "DataError", "InputError", "Look", "Predictor", "RegardError", "RunError", "TrainError",
-    "embed", "evaluate", "fit", "fresh", "load", "look", "read", "record", "resumed",
+    "ConfigError", "DataError", "InputError", "Look", "Predictor", "Question", "RegardError", "RunError", "TrainError",
+    "embed", "evaluate", "fit", "load", "look", "read", "record", "resume_run", "start_run",
 ]  # fmt: skip
 
 

@@ -9,9 +9,10 @@ from oracles import exact as exact
 from torch.testing import assert_close
 
 from regard.attention.masks import distance
-from regard.attention.positions import Learned, Sinusoidal, linear_bias, rotary, sinusoidal
-from regard.config.config import TransformerConfig
+from regard.attention.positions import alibi, rotate, sinusoidal
+from regard.config.model import TransformerConfig
 from regard.errors import InputError
+from regard.nn.layers import LearnedPositions, SinusoidalPositions
 from regard.nn.transformer import Encoder
 
 pytestmark = pytest.mark.usefixtures("exact")
@@ -45,7 +46,7 @@ def test_the_same_offset_is_the_same_rotation(offset):
 
 
 def test_sinusoidal_works_beyond_its_first_table():
-    positions, x = Sinusoidal(6), torch.randn(2, 523, 6)
+    positions, x = SinusoidalPositions(6), torch.randn(2, 523, 6)
     assert_close(positions(x), x + sinusoidal(torch.arange(523), 6), **EXACT)
     assert_close(positions(x[:, :3], start=2003), x[:, :3] + sinusoidal(torch.arange(2003, 2006), 6), **EXACT)
     assert positions(x.float()).shape == x.shape
@@ -53,7 +54,7 @@ def test_sinusoidal_works_beyond_its_first_table():
 
 
 def test_a_table_that_grew_while_predicting_serves_training():
-    positions, x = Sinusoidal(6), torch.zeros(1, 523, 6, requires_grad=True)
+    positions, x = SinusoidalPositions(6), torch.zeros(1, 523, 6, requires_grad=True)
     with torch.inference_mode():
         positions(x)
     positions(x).sum().backward()
@@ -64,7 +65,7 @@ def test_a_table_that_grew_while_predicting_serves_training():
 
 
 def test_learned_adds_its_rows_from_the_start():
-    positions, x = Learned(3, longest=7), torch.randn(2, 5, 3)
+    positions, x = LearnedPositions(3, longest=7), torch.randn(2, 5, 3)
     assert torch.equal(positions(x), x + positions.table[:5])
     assert torch.equal(positions(x, start=2), x + positions.table[2:])
     positions(x).sum().backward()
@@ -75,10 +76,10 @@ def test_learned_adds_its_rows_from_the_start():
 def test_learned_refuses_what_it_has_not_learned(length, start):
     message = (
         r"an input of 1,031 positions came, but this model learned 1,030\. "
-        r"Shorten it, or train with sinusoidal, rotary or linear positions\."
+        r"Shorten it, or train with sinusoidal, rotary or alibi positions\."
     )
     with pytest.raises(InputError, match=f"^{message}$"):
-        Learned(3, longest=1030)(torch.zeros(1, length, 3), start)
+        LearnedPositions(3, longest=1030)(torch.zeros(1, length, 3), start)
 
 
 # --- C3: in the attention itself -------------------------------------------------------------------------------------
@@ -86,7 +87,7 @@ def test_learned_refuses_what_it_has_not_learned(length, start):
 
 def test_rotary_turns_by_hand():
     x = torch.tensor([1.0, 2.0, 3.0, 5.0])[None]
-    turned = rotary(x, start=7)[0]
+    turned = rotate(x, start=7)[0]
     for left, rate in ((0, 1.0), (1, 0.01)):
         pair = complex(x[0, left], x[0, left + 2]) * complex(math.cos(7 * rate), math.sin(7 * rate))
         assert_close(turned[[left, left + 2]], torch.tensor([pair.real, pair.imag]), **EXACT)
@@ -94,32 +95,32 @@ def test_rotary_turns_by_hand():
 
 def test_a_rotary_dot_product_depends_on_the_distance_alone():
     query, key = torch.randn(2, 3, 1, 10), torch.randn(2, 3, 1, 10)
-    scores = rotary(query.expand(-1, -1, 11, -1)) @ rotary(key.expand(-1, -1, 13, -1)).mT
+    scores = rotate(query.expand(-1, -1, 11, -1)) @ rotate(key.expand(-1, -1, 13, -1)).mT
     for offset in range(-10, 13):
         diagonal = scores.diagonal(offset, -2, -1)
         assert_close(diagonal, diagonal[..., :1].expand_as(diagonal), **EXACT)
     assert (scores[..., 0, 0] - scores[..., 0, 5]).abs().min() > 1e-3
-    assert_close(rotary(query).norm(dim=-1), query.norm(dim=-1), **EXACT)
+    assert_close(rotate(query).norm(dim=-1), query.norm(dim=-1), **EXACT)
 
 
 def test_rotary_may_start_anywhere():
     x = torch.randn(2, 3, 11, 10)
-    assert torch.equal(rotary(x[..., 7:, :], start=7), rotary(x)[..., 7:, :])
-    assert torch.equal(rotary(x)[..., 0, :], x[..., 0, :])
+    assert torch.equal(rotate(x[..., 7:, :], start=7), rotate(x)[..., 7:, :])
+    assert torch.equal(rotate(x)[..., 0, :], x[..., 0, :])
 
 
 def test_rotary_in_single_precision_is_right_at_length():
     query, key = torch.randn(1, 10, dtype=torch.float32), torch.randn(1, 10, dtype=torch.float32)
-    near, far = (rotary(query, start + 3) @ rotary(key, start).mT for start in (0, 1009))
+    near, far = (rotate(query, start + 3) @ rotate(key, start).mT for start in (0, 1009))
     assert near.dtype == torch.float32
     assert_close(far, near, rtol=0, atol=2e-3)
 
 
-def test_linear_bias_by_hand():
-    bias = linear_bias(2, distance(2, 3))
+def test_alibi_by_hand():
+    bias = alibi(2, distance(2, 3))
     far = torch.tensor([[1, 0, 1], [2, 1, 0]])
     assert torch.equal(bias, torch.stack([-far / 16, -far / 256]))
-    assert_close(linear_bias(8, torch.tensor([[-5]])).flatten(), -5 * 0.5 ** torch.arange(1, 9), **EXACT)
+    assert_close(alibi(8, torch.tensor([[-5]])).flatten(), -5 * 0.5 ** torch.arange(1, 9), **EXACT)
 
 
 # --- C4: none --------------------------------------------------------------------------------------------------------
@@ -135,7 +136,7 @@ def test_without_positions_i_ate_lunch_is_lunch_ate_i():
     assert_close(model(words.flip(1), None), model(words, None).flip(1), **EXACT)
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "linear"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "alibi"])
 def test_with_positions_the_order_matters(positions):
     words, model = torch.randn(1, 3, 12), encoder(positions)
     order = [2, 0, 1]

@@ -137,10 +137,10 @@ def test_a_folder_with_other_files_is_left_alone(says, tmp_path):
 def test_a_language_model_reads_texts_not_pairs(says, pairs):
     config = pairs / "my.toml"
     config.write_text(
-        config.read_text().replace('kind = "rnn"', 'kind = "language"').replace("embedding = 8", "heads = 2")
+        config.read_text().replace('kind = "rnn"', 'kind = "language model"').replace("embedding = 8", "heads = 2")
     )
     assert says("check", config).startswith(
-        "a model of kind language continues texts: it needs data.kind = \"text\", not 'parallel'"
+        "a language model continues texts: it needs data.kind = \"text\", not 'parallel'"
     )
 
 
@@ -205,7 +205,7 @@ def test_predictions_in_json(tiny_run, typed):
 def test_a_line_that_is_too_long(tiny_run, typed):
     status, out, err = typed("predict", tiny_run, text="abc\n" + "x" * 100_000 + "\n")
     assert (status, len(out.splitlines())) == (2, 1)
-    assert err.startswith("regard: text 2 has 100,000 tokens, this model takes at most 256. Split it, or let it be cut")
+    assert err.startswith("regard: line 2 has 100,000 tokens, this model takes at most 256. Split it, or let it be cut")
     status, out, err = typed("predict", tiny_run, "--set", "text.longer=cut", text="abc\n" + "x" * 100_000 + "\n")
     assert (status, err) == (0, "regard: 1 text was cut to 256 tokens.\n")
     assert len(out.splitlines()) == 2
@@ -270,7 +270,7 @@ def test_a_wrong_device_makes_no_run(says, tmp_path):
 def test_one_bad_line_does_not_lose_those_before_it(tiny_run, typed):
     status, out, err = typed("predict", tiny_run, text=f"abc\nb\n{'a' * 5000}\nb\n")
     assert (status, len(out.splitlines())) == (2, 2)
-    assert "text 3 has " in err
+    assert "line 3 has " in err
     status, out, err = typed("predict", tiny_run, text=b"abc\n\xff\n")
     assert (status, len(out.splitlines())) == (2, 1)
 

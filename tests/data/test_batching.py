@@ -1,4 +1,4 @@
-"""Examples -> tensors: every pair once, within the budget, with little padding."""
+"""Examples -> tensors: every row once, within the budget, with little padding."""
 
 import random
 
@@ -7,12 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.config.config import TextConfig, Tokenization
-from regard.data.batching import Pair, collate, encode, epoch, padding_share, source_batch
-from regard.data.files import Example
-from regard.data.splits import Ledger
-from regard.data.vocabulary import BOS, EOS, PAD, Vocabulary
+from regard.config.run import Config
+from regard.config.text import TextConfig, Tokenization
+from regard.data.batching import Row, collate, pad_sources, padding_share, plan_epoch
+from regard.data.examples import Example, Ledger
+from regard.data.vocabulary import BOS, EOS, PAD, Vocabularies, Vocabulary
 from regard.errors import DataError
+from regard.tasks import make_task
 
 LETTERS = Vocabulary.learn(["abcdefg"], Tokenization(kind="char"))
 EXAMPLES = [
@@ -27,9 +28,15 @@ def ids(text: str) -> list[int]:
     return LETTERS.encode(text).ids
 
 
-def of_lengths(lengths) -> list[Pair]:
-    """Pairs of given numbers of tokens; a source counts its <eos>."""
-    return [Pair([*[7] * (source - 1), EOS], [8] * target) for source, target in lengths]
+def encode(examples, text: TextConfig, ledger: Ledger, target: Vocabulary = LETTERS) -> list[Row]:
+    """Examples as a translation's rows."""
+    config = Config.model_validate({"data": {"kind": "reverse"}, "model": {"kind": "rnn"}, "text": text})
+    return make_task(config, Vocabularies(LETTERS, target)).encode_examples(examples, ledger)
+
+
+def of_lengths(lengths) -> list[Row]:
+    """Rows of given numbers of tokens; a source counts its <eos>."""
+    return [Row([*[7] * (source - 1), EOS], [8] * target) for source, target in lengths]
 
 
 # --- encoding --------------------------------------------------------------------------------------------------------
@@ -44,29 +51,29 @@ def of_lengths(lengths) -> list[Pair]:
 )
 def test_what_is_too_long_is_dropped_or_cut_and_counted(longer, texts, ledger):
     found = Ledger(read=4, kept=4)
-    pairs = encode(EXAMPLES, LETTERS, LETTERS, TextConfig(max_length=3, longer=longer), found)
-    assert pairs == [Pair([*ids(source), EOS], ids(target)) for source, target in map(str.split, texts)]
+    rows = encode(EXAMPLES, TextConfig(max_length=3, longer=longer), found)
+    assert rows == [Row([*ids(source), EOS], ids(target)) for source, target in map(str.split, texts)]
     assert found == ledger
 
 
 def test_what_is_too_long_is_refused_by_name():
     with pytest.raises(DataError) as caught:
-        encode(EXAMPLES, LETTERS, LETTERS, TextConfig(max_length=3, longer="error"), Ledger())
+        encode(EXAMPLES, TextConfig(max_length=3, longer="error"), Ledger())
     assert str(caught.value) == "f:2 has 4 tokens, at most 3 fit (text.max_length). Set text.longer to drop or cut."
 
 
 def test_each_side_has_its_vocabulary():
     other = Vocabulary.learn(["gfedcba"] * 2 + ["gg"], Tokenization(kind="char"))
-    (pair,) = encode([Example("gab", "gab", "f:1")], LETTERS, other, TextConfig(), Ledger())
-    assert pair == Pair([*ids("gab"), EOS], other.encode("gab").ids)
-    assert pair.source[:-1] != pair.target
+    (row,) = encode([Example("gab", "gab", "f:1")], TextConfig(), Ledger(), other)
+    assert row == Row([*ids("gab"), EOS], other.encode("gab").ids)
+    assert row.source[:-1] != row.target
 
 
 # --- batches ---------------------------------------------------------------------------------------------------------
 
 
 def test_collate_by_hand():
-    batch = collate([Pair([5, 6, EOS], [7]), Pair([5, EOS], [7, 8, 9])])
+    batch = collate([Row([5, 6, EOS], [7]), Row([5, EOS], [7, 8, 9])])
     assert batch.source.tolist() == [[5, 6, EOS], [5, EOS, PAD]]
     assert batch.lengths.tolist() == [3, 2]
     assert batch.target.tolist() == [[BOS, 7, PAD, PAD], [BOS, 7, 8, 9]]
@@ -76,15 +83,15 @@ def test_collate_by_hand():
 
 
 def test_sources_alone_are_those_of_the_batch():
-    pairs = of_lengths([(3, 1), (5, 2)])
-    source, lengths = source_batch([pair.source for pair in pairs])
-    assert torch.equal(source, collate(pairs).source)
-    assert torch.equal(lengths, collate(pairs).lengths)
+    rows = of_lengths([(3, 1), (5, 2)])
+    source, lengths = pad_sources([row.source for row in rows])
+    assert torch.equal(source, collate(rows).source)
+    assert torch.equal(lengths, collate(rows).lengths)
 
 
-def size(pair: Pair) -> int:
+def size(row: Row) -> int:
     """The longer side, with what marks its end or beginning."""
-    return max(len(pair.source), len(pair.target) + 1)
+    return max(len(row.source), len(row.target) + 1)
 
 
 lengths = st.lists(st.tuples(st.integers(1, 19), st.integers(0, 19)), max_size=60)
@@ -92,54 +99,54 @@ lengths = st.lists(st.tuples(st.integers(1, 19), st.integers(0, 19)), max_size=6
 
 @settings(deadline=None, max_examples=100)
 @given(lengths, st.integers(1, 61), st.integers(-3, 10**6), st.integers(0, 10**4))
-def test_epoch_holds_every_pair_once_within_the_budget(lengths, budget, seed, number):
-    pairs = of_lengths(lengths)
-    batches = epoch(pairs, budget, seed, number)
-    assert sorted(index for batch in batches for index in batch) == list(range(len(pairs)))
-    assert all(len(batch) == 1 or len(batch) * max(size(pairs[i]) for i in batch) <= budget for batch in batches)
+def test_epoch_holds_every_row_once_within_the_budget(lengths, budget, seed, number):
+    rows = of_lengths(lengths)
+    batches = plan_epoch(rows, budget, seed, number)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(rows)))
+    assert all(len(batch) == 1 or len(batch) * max(size(rows[i]) for i in batch) <= budget for batch in batches)
     assert all(batches)
-    assert batches == epoch(pairs, budget, seed, number)
+    assert batches == plan_epoch(rows, budget, seed, number)
 
 
-def test_long_pair_does_not_thin_the_batches_after_it():
-    pairs = of_lengths([(50, 1), *[(2, 2)] * 10])
-    assert sorted(map(len, epoch(pairs, 60, 1, 0))) == [1, 10]
+def test_long_row_does_not_thin_the_batches_after_it():
+    rows = of_lengths([(50, 1), *[(2, 2)] * 10])
+    assert sorted(map(len, plan_epoch(rows, 60, 1, 0))) == [1, 10]
 
 
 def test_epochs_and_seeds_differ():
-    pairs = of_lengths((1 + n % 7, n % 5) for n in range(200))
-    orders = [epoch(pairs, 61, seed, number) for seed, number in ((1, 0), (1, 1), (2, 0), (2, 1))]
+    rows = of_lengths((1 + n % 7, n % 5) for n in range(200))
+    orders = [plan_epoch(rows, 61, seed, number) for seed, number in ((1, 0), (1, 1), (2, 0), (2, 1))]
     assert all(left != right for left in orders for right in orders if left is not right)
     together = [{frozenset(batch) for batch in order} for order in orders[:2]]
     assert together[0] != together[1]  # not only the order of the batches
 
 
 def test_batches_come_in_no_order_of_length():
-    pairs = of_lengths((n, n) for n in range(1, 60))
-    longest = [max(size(pairs[i]) for i in batch) for batch in epoch(pairs, 100, 1, 0)]
+    rows = of_lengths((n, n) for n in range(1, 60))
+    longest = [max(size(rows[i]) for i in batch) for batch in plan_epoch(rows, 100, 1, 0)]
     assert longest not in (sorted(longest), sorted(longest, reverse=True))
 
 
 def test_padding_share_by_hand():
-    pairs = of_lengths([(3, 1), (2, 3), (4, 4)])  # with <bos>, the targets have 2, 4 and 5 tokens
-    assert padding_share(pairs, [[0], [1], [2]]) == 0
-    assert padding_share(pairs, [[0, 1], [2]]) == pytest.approx(1 - (5 + 6 + 4 + 5) / (6 + 8 + 4 + 5))
-    assert padding_share(pairs, [[0, 1, 2]]) == pytest.approx(1 - (9 + 11) / (12 + 15))
+    rows = of_lengths([(3, 1), (2, 3), (4, 4)])  # with <bos>, the targets have 2, 4 and 5 tokens
+    assert padding_share(rows, [[0], [1], [2]]) == 0
+    assert padding_share(rows, [[0, 1], [2]]) == pytest.approx(1 - (5 + 6 + 4 + 5) / (6 + 8 + 4 + 5))
+    assert padding_share(rows, [[0, 1, 2]]) == pytest.approx(1 - (9 + 11) / (12 + 15))
 
 
 @settings(deadline=None, max_examples=50)
 @given(lengths.filter(bool), st.integers(1, 61))
 def test_padding_share_counts_the_padding_of_the_tensors(lengths, budget):
-    pairs = of_lengths(lengths)
-    batches = epoch(pairs, budget, 1, 0)
-    tensors = [tensor for batch in batches for tensor in collate([pairs[i] for i in batch])[0:4:3]]
+    rows = of_lengths(lengths)
+    batches = plan_epoch(rows, budget, 1, 0)
+    tensors = [tensor for batch in batches for tensor in collate([rows[i] for i in batch])[0:4:3]]
     cells, pads = sum(t.numel() for t in tensors), sum(int((t == PAD).sum()) for t in tensors)
-    assert padding_share(pairs, batches) == pytest.approx(pads / cells)
+    assert padding_share(rows, batches) == pytest.approx(pads / cells)
 
 
 def test_captions_have_little_padding():
     """Lengths as of Multi30k in subwords: 29,000 sources of 16 tokens, give or take 5, and targets within about 3."""
     rng = random.Random(7)
     sources = [min(52, max(5, round(rng.lognormvariate(2.72, 0.31)))) for _ in range(29_000)]
-    pairs = of_lengths((source, max(4, round(rng.gauss(source, 3)))) for source in sources)
-    assert padding_share(pairs, epoch(pairs, 2048, 1, 0)) <= 0.05
+    rows = of_lengths((source, max(4, round(rng.gauss(source, 3)))) for source in sources)
+    assert padding_share(rows, plan_epoch(rows, 2048, 1, 0)) <= 0.05

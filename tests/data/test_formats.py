@@ -7,20 +7,31 @@ import tarfile
 
 import pytest
 
-from regard.config.config import ReaderConfig, TextConfig, Tokenization
 from regard.config.data import DocumentData, LabelledData, SquadData, StoryData
+from regard.config.run import Config
+from regard.config.text import Tokenization
 from regard.config.toml import read
-from regard.data.batching import encode
-from regard.data.files import Example
-from regard.data.splits import Ledger, read_files
-from regard.data.vocabulary import Vocabulary
+from regard.data.examples import Ledger, Question
+from regard.data.vocabulary import Vocabularies, Vocabulary
 from regard.errors import ConfigError, DataError
-from regard.training.run import doubts, prepare
+from regard.tasks import make_task
+from regard.training.prepare import find_doubts, prepare, read_examples
+
+MODELS = {"labelled": "classifier", "babi": "reader", "squad": "reader", "text": "language model"}
+"""What reads each of these kinds of data."""
 
 
 def put(path, text):
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return (str(path),)
+
+
+def read_files(settings):
+    """The splits of files, as the task that they are for takes them."""
+    text = {"target": {"kind": "label"}} if settings.kind == "labelled" else {}
+    return read_examples(
+        Config.model_validate({"data": settings, "model": {"kind": MODELS[settings.kind]}, "text": text})
+    )
 
 
 def examples(settings):
@@ -85,9 +96,9 @@ STORY = """1 Mary went home.
 def test_a_question_has_the_story_before_it(tmp_path):
     found = examples(StoryData(kind="babi", train=put(tmp_path / "qa1_train.txt", STORY)))
     assert found == [
-        ("Where is Mary?\tMary went home. John left.", "home"),
-        ("Where is Mary?\tMary went home. John left. Mary went out.", "out"),
-        ("Who sat?\tAnn sat.", "Ann,Bob"),
+        (Question("Where is Mary?", "Mary went home. John left."), "home"),
+        (Question("Where is Mary?", "Mary went home. John left. Mary went out."), "out"),
+        (Question("Who sat?", "Ann sat."), "Ann,Bob"),
     ]
 
 
@@ -166,13 +177,22 @@ def test_questions_behind_an_undecodable_line_of_a_story_are_dropped(line, tmp_p
 
 
 @pytest.mark.parametrize("answer", ["word", "span"])
-def test_a_question_without_a_context_is_dropped_and_said(answer):
-    words, ledger = Vocabulary.learn(["who sat ann"], Tokenization(kind="word")), Ledger(read=4, kept=4)
+def test_a_question_without_a_context_is_dropped_and_said(answer, tmp_path):
     sources = ["who", "who\t", "who\t \n", "who\tann sat"]
-    asked = [Example(source, "ann", f"x:{number}") for number, source in enumerate(sources)]
-    model = ReaderConfig(kind="reader", answer=answer)
-    assert len(encode(asked, words, words, TextConfig(), ledger, model)) == 1
-    assert ledger == Ledger(read=4, kept=1, dropped={"no context": ["x:0", "x:1", "x:2"]})
+    (path,) = put(tmp_path / "q.jsonl", "".join(json.dumps({"source": s, "target": "ann"}) + "\n" for s in sources))
+    parts = {
+        "data": {"kind": "jsonl", "train": (path,)},
+        "model": {"kind": "reader", "answer": answer},
+        "text": {"target": {"kind": "label"}} if answer == "word" else {},
+    }
+    config = Config.model_validate(parts)
+    splits = read_examples(config)
+    assert [example.source for example in splits.train] == [Question("who", "ann sat")]
+    ledger = splits.ledgers["train"]
+    assert ledger == Ledger(read=4, kept=1, dropped={"no context": [f"{path}:{line}" for line in (1, 2, 3)]})
+    words = Vocabulary.learn(["who sat ann"], Tokenization(kind="word"))
+    assert len(make_task(config, Vocabularies(words, words)).encode_examples(splits.train, ledger)) == 1
+    assert ledger.kept == 1
 
 
 # --- SQuAD's form ----------------------------------------------------------------------------------------------------
@@ -189,8 +209,8 @@ def test_questions_contexts_and_answers(tmp_path):
     settings = SquadData(kind="squad", train=put(tmp_path / "q.json", json.dumps(squad())))
     found = read_files(settings).train
     assert [(e.source, e.target, e.start) for e in found] == [
-        ("Who sees?\tBob sees Ada.\nSo it is.", "Bob", 0),
-        ("Who sees?\tBob sees Ada.\nSo it is.", "Ada", 9),
+        (Question("Who sees?", "Bob sees Ada.\nSo it is."), "Bob", 0),
+        (Question("Who sees?", "Bob sees Ada.\nSo it is."), "Ada", 9),
     ]
 
 
@@ -249,9 +269,11 @@ def test_a_question_without_answer_is_in_the_ledger(tmp_path):
 def test_doubts_about_texts(tmp_path):
     train = put(tmp_path / "t.txt", "ab ba\n" * 50)
     changes = [f'data.train=["{train[0]}"]', "text.max_length=8"]
-    assert doubts(prepare(read("shakespeare", changes))) == ["there is no test data: set data.test or data.test_share."]
+    assert find_doubts(prepare(read("shakespeare", changes))) == [
+        "there is no test data: set data.test or data.test_share."
+    ]
     same = read("shakespeare", [*changes, f'data.valid=["{train[0]}"]', "data.test_share=0.0"])
-    assert doubts(prepare(same))[0] == "1 of 1 valid sources are in the training data too."
+    assert find_doubts(prepare(same))[0] == "1 of 1 valid sources are in the training data too."
 
 
 def test_a_text_file_is_one_document(tmp_path):

@@ -3,20 +3,29 @@
 import gzip
 import json
 import random
+import typing
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from regard.config.data import JsonData, ParallelData, Sides, TableData
-from regard.data.files import Example
-from regard.data.splits import Ledger, Splits, cut, read_files
+from regard.config.data import Data, FileData, GeneratedData, JsonData, ParallelData, Sides, TableData
+from regard.data import formats, splits, synthetic
+from regard.data.cutting import cut
+from regard.data.examples import Dropped, Example, Ledger, Splits
+from regard.data.splits import read_splits
 from regard.errors import DataError
+from regard.tasks.seq2seq import Seq2SeqTask
 
 BOM = b"\xef\xbb\xbf"
 HINT = "Get it there."
 FORMATS = ("parallel", "tsv", "csv", "jsonl")
+
+
+def read_files(data) -> Splits:
+    """The splits of files, as a translation takes them."""
+    return read_splits(data, 1, lambda example: Seq2SeqTask.accept(example, None))
 
 
 class Folder:
@@ -429,3 +438,47 @@ def test_cutting_too_much_is_refused(folder):
     assert refusal(folder.table, "tsv", b"a\tb\nc\td\n", cut_valid=1, cut_test=1) == (
         "cannot cut 1 sources for test: the training data has 1 in all."
     )
+
+
+# --- the tables ------------------------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_data_has_its_reader():
+    groups = typing.get_args(typing.get_args(Data)[0])
+    kinds = {group: typing.get_args(group.model_fields["kind"].annotation) for group in groups}
+    files = {kind for group, some in kinds.items() if issubclass(group, FileData) for kind in some}
+    made = {kind for group, some in kinds.items() if issubclass(group, GeneratedData) for kind in some}
+    assert files == set(formats.FORMATS)
+    assert made == set(synthetic.GENERATORS)
+    assert not files & made
+    wanted = dict.fromkeys(files, splits.read_files) | dict.fromkeys(made, splits.generate)
+    assert wanted == splits.READERS
+
+
+@pytest.mark.parametrize("only", ["valid", "test"])
+def test_where_one_split_is_wanted_no_other_file_is_read(folder, only):
+    there = folder.write("v", b"e\tf\n")
+    missing = {"valid": (folder.name("none"),), "test": (folder.name("none"),)}
+    data = TableData(kind="tsv", train=(folder.name("none"),), cut_valid=2, **(missing | {only: (there,)}))
+    found = read_splits(data, 1, lambda example: example, only)
+    assert getattr(found, only) == [Example("e", "f", f"{there}:1")]
+    assert sum(map(len, found[:3])) == 1
+    train = folder.write("t", b"a\tb\nc\td\n")
+    cut_off = TableData(kind="tsv", train=(train,), cut_valid=1, cut_test=0 if only == "valid" else 1, test=(there,))
+    assert len(read_splits(cut_off, 1, lambda example: example, "valid").valid) == 1  # it has no files of its own
+
+
+def test_what_a_task_makes_of_an_example_is_what_is_read(folder):
+    """It may have another form, or be dropped; what is not even an example is not offered."""
+    offered = []
+
+    def accept(example: Example) -> Example | Dropped:
+        offered.append(example.source)
+        return Dropped("odd", example.where) if example.source == "b" else example._replace(source=example.source * 2)
+
+    path = folder.write("s", b"a\t1\nb\t2\n\xff\t3\nd\t4\n")
+    found = read_splits(TableData(kind="tsv", train=(path,)), 1, accept)
+    assert pairs(found) == [("aa", "1"), ("dd", "4")]
+    assert offered == ["a", "b", "d"]
+    dropped = {"odd": [f"{path}:2"], "undecodable": [f"{path}:3"]}
+    assert found.ledgers["train"] == Ledger(read=4, kept=2, dropped=dropped)

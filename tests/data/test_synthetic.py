@@ -9,13 +9,21 @@ from num2words import CONVERTER_CLASSES, num2words
 from pydantic import ValidationError
 
 from regard.config.data import DatesData, NumbersData, ReverseData
-from regard.data.synthetic import generate
-from regard.errors import ConfigError
+from regard.config.run import Config
+from regard.data.examples import Dropped, Ledger
+from regard.data.splits import read_splits
+from regard.errors import ConfigError, DataError
+from regard.training.prepare import read_examples
 
 REVERSE = ReverseData(kind="reverse", examples=300, valid=20, test=50)
 NUMBERS = NumbersData(kind="numbers", examples=300, valid=50, test=200)
 DATES = DatesData(kind="dates", examples=2000, valid=100, test=300)
 TASKS = pytest.mark.parametrize("settings", [REVERSE, NUMBERS, DATES], ids=lambda settings: settings.kind)
+
+
+def generate(settings, seed):
+    """All that is made, accepted as it is."""
+    return read_splits(settings, seed, lambda example: example)
 
 
 def refusal(settings) -> str:
@@ -53,6 +61,25 @@ def test_every_source_has_one_answer(settings):
     for part in generate(settings, 1)[:3]:
         for example in part:
             assert meanings.setdefault(example.source, example.target) == example.target
+
+
+def test_what_is_made_is_dropped_where_a_task_cannot_take_it():
+    made = generate(REVERSE, 1)
+    some = read_splits(REVERSE, 1, lambda one: one if len(one.source) > 2 else Dropped("short", one.where))
+    for name, ledger in some.ledgers.items():
+        before = getattr(made, name)
+        assert getattr(some, name) == [example for example in before if len(example.source) > 2]
+        short = [example.where for example in before if len(example.source) <= 2]
+        assert ledger == Ledger(len(before), len(before) - len(short), dropped={"short": short} if short else {})
+
+
+@pytest.mark.parametrize(("answer", "text"), [("span", {}), ("word", {"target": {"kind": "label"}})])
+def test_made_data_has_no_questions(answer, text):
+    config = Config.model_validate({"data": REVERSE, "model": {"kind": "reader", "answer": answer}, "text": text})
+    with pytest.raises(
+        DataError, match=r"holds no example\. read 300, kept 0, dropped 300;   no context: 300 \(train:1"
+    ):
+        read_examples(config)
 
 
 # --- reverse ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from regard.config.config import Tokenization
+from regard.config.text import Tokenization
 from regard.data.vocabulary import BOS, EOS, PAD, SPECIAL, UNK, Vocabulary, clean, joins
 from regard.errors import ConfigError, DataError, RunError
 

@@ -8,7 +8,20 @@ import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.evaluation.metrics import better, corpus, edit_distance, error_rate, score, token_accuracy
+from regard.config.run import Config
+from regard.data.vocabulary import Vocabularies
+from regard.evaluation.metrics import (
+    better,
+    corpus_score,
+    edit_distance,
+    error_rate,
+    score,
+    score_answers,
+    token_accuracy,
+)
+from regard.tasks import make_task
+from regard.tasks.seq2seq import Seq2SeqTask
+from regard.tasks.task import Answer, Metric
 
 OUTPUTS = ["the cat sat on a mat", "a dog", "ein Hund läuft über die Straße", ""]
 REFERENCES = ["the cat sat on the mat", "the dog runs", "ein Hund läuft über die Straße", "nothing"]
@@ -55,26 +68,43 @@ def test_outputs_and_references_must_be_as_many(metric):
 
 
 def test_perplexity_is_not_made_of_outputs():
-    with pytest.raises(ValueError, match="probabilities"):
+    with pytest.raises(ValueError, match="perplexity is not made of outputs alone"):
         score("perplexity", ["a"], [["a"]])
 
 
 @pytest.mark.parametrize("metric", ["bleu", "chrf", "exact", "accuracy"])
 def test_larger_is_better(metric):
-    assert better(metric)(2, 1)
-    assert not better(metric)(1, 2)
-    assert not better(metric)(1, 1)
+    assert better(Seq2SeqTask, metric)(2, 1)
+    assert not better(Seq2SeqTask, metric)(1, 2)
+    assert not better(Seq2SeqTask, metric)(1, 1)
 
 
 @pytest.mark.parametrize("metric", ["ter", "wer", "per", "perplexity"])
 def test_smaller_is_better(metric):
-    assert better(metric)(1, 2)
-    assert not better(metric)(2, 1)
-    assert not better(metric)(1, 1)
+    assert better(Seq2SeqTask, metric)(1, 2)
+    assert not better(Seq2SeqTask, metric)(2, 1)
+    assert not better(Seq2SeqTask, metric)(1, 1)
 
 
 def test_not_a_number_is_never_better():
-    assert not any(better(metric)(math.nan, 1.0) for metric in ("bleu", "per"))
+    assert not any(better(Seq2SeqTask, metric)(math.nan, 1.0) for metric in ("bleu", "per"))
+
+
+@pytest.mark.parametrize("smaller", [True, False])
+def test_a_metric_of_a_tasks_own(smaller):
+    """It is computed by the task, and says itself what is better, even under a name that is known here."""
+
+    class Counting(Seq2SeqTask):
+        metrics = (Metric("bleu", lambda answers, references: float(len(answers)), smaller), "exact")
+
+    assert better(Counting, "bleu")(1, 2) is smaller
+    assert better(Counting, "bleu")(2, 1) is not smaller
+    answers, references = [Answer("a", 0.0), Answer("b", 0.0)], [["a"], ["c"]]
+    assert score_answers(Counting, "bleu", answers, references) == 2
+    made = make_task(
+        Config.model_validate({"data": {"kind": "reverse"}, "model": {"kind": "rnn"}}), Vocabularies(None, None)
+    )
+    assert score_answers(made, "exact", answers, references) == score("exact", ["a", "b"], references) == 50
 
 
 # --- by brute force --------------------------------------------------------------------------------------------------
@@ -130,7 +160,7 @@ def test_several_references_are_those_of_sacrebleu(metric):
 
 @pytest.mark.parametrize("metric", RIVALS)
 def test_signature_says_how_the_figure_was_made(metric):
-    figure, signature = corpus(metric, OUTPUTS, [[reference] for reference in REFERENCES])
+    figure, signature = corpus_score(metric, OUTPUTS, [[reference] for reference in REFERENCES])
     assert figure == score(metric, OUTPUTS, [[reference] for reference in REFERENCES])
     assert f"version:{sacrebleu.__version__}" in signature
     assert "nrefs:1" in signature

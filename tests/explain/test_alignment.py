@@ -4,16 +4,17 @@ import pytest
 from num2words import num2words
 
 from regard.config.toml import read
+from regard.evaluation.fit import fit
 from regard.explain.look import look
-from regard.inference.predictor import load
-from regard.training.run import fit, fresh
+from regard.inference.load import load
+from regard.training.prepare import start_run
 
 pytestmark = pytest.mark.slow
 
 
 def trained(recipe, folder):
     config = read(recipe)
-    prepared = fresh(config, folder)
+    prepared = start_run(config, folder)
     fit(prepared, folder, lambda event: None, device="cpu")
     return load(folder, device="cpu"), prepared.splits.test
 
@@ -23,7 +24,7 @@ def test_reversing_looks_along_the_anti_diagonal(tmp_path):
     right = total = 0
     for example in examples[:300]:
         found = look(predictor, example.source)
-        pairs = found.aligned()[:-1]
+        pairs = found.align()[:-1]
         right += sum(column == len(example.source) - 1 - row for row, column in pairs)
         total += len(pairs)
     assert total > 1000
@@ -40,7 +41,7 @@ def test_german_tens_are_looked_for_behind_the_ones(tmp_path):
         if found.answer.text != str(number):
             continue
         middle = word.index("und") + 3
-        tens, ones = (found.tokens["key"][column] for _, column in found.aligned()[:2])
+        tens, ones = (found.tokens["key"][column] for _, column in found.align()[:2])
         right += tens.end > middle and ones.start < middle - 3
         total += 1
     assert total >= 60

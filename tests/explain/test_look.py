@@ -6,26 +6,33 @@ import json
 import re
 import unicodedata
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
 import torch
 from conftest import tiny, train_tiny
+from every_task import KINDS, a_source, made
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles import hardmax
 from rich.cells import cell_len
 from torch.testing import assert_close
 
 import regard
-from regard.config.config import TransformerConfig
+from regard.config.model import TransformerConfig
+from regard.data.encoding import Encoded
 from regard.data.vocabulary import Vocabulary
 from regard.errors import InputError
-from regard.explain.attention_maps import Map, Piece, described, page
-from regard.explain.look import Look, agreed, look, pieces
-from regard.explain.plots import FONTS, drawn, family, letters, wrapped
-from regard.inference.predictor import Output
-from regard.nn.attention import Attention
-from regard.training.run import fit, fresh
+from regard.evaluation.fit import fit
+from regard.explain.attention_maps import make_page
+from regard.explain.look import Look, agree, look
+from regard.explain.plots import FONTS, draw_map, find_fonts, split_letters, wrap_title
+from regard.inference.predictor import Predictor
+from regard.nn.attention import CROSS, Attention
+from regard.tasks.axes import Piece, written_pieces
+from regard.tasks.task import Answer
+from regard.training.prepare import start_run
 
 SCHEMA = json.loads((Path(__file__).parent.parent.parent / "docs" / "maps.schema.json").read_text(encoding="utf-8"))
 
@@ -34,17 +41,23 @@ def transformer_run(folder, *changes):
     """A small Transformer over letters."""
     sizes = {"size": 12, "heads": 3, "feedforward": 8, "encoder_layers": 2, "decoder_layers": 2}
     config = tiny().model_copy(update={"model": TransformerConfig(kind="transformer", **sizes, **dict(changes))})
-    fit(fresh(config, folder), folder, lambda event: None, device="cpu")
+    fit(start_run(config, folder), folder, lambda event: None, device="cpu")
     return regard.load(folder, device="cpu")
 
 
-@pytest.fixture(scope="module", params=["rnn", "sinusoidal", "linear", "rotary"])
+@pytest.fixture(scope="module", params=["rnn", "sinusoidal", "alibi", "rotary"])
 def predictor(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("look") / "run"
     if request.param == "rnn":
         train_tiny(folder)
         return regard.load(folder, device="cpu")
     return transformer_run(folder, ("positions", request.param))
+
+
+def look_at(kind, **options):
+    """A look at something that a task of this kind can be asked."""
+    predictor = Predictor(*made(kind))
+    return look(predictor, a_source(predictor.task), **options)
 
 
 def test_every_axis_is_as_long_as_its_tokens(predictor):
@@ -64,11 +77,27 @@ def test_the_calculation_arrives_at_the_map(predictor):
     for one in found.maps:
         for head in range(len(one.weights)):
             row = one.weights.shape[1] - 1
-            numbers = found.calculation(row, head, one.name)
+            numbers = found.calculate(row, head, one.name)
             assert_close(numbers.weights, one.weights[head, row], atol=1e-5, rtol=1e-5)
             assert_close(numbers.context, (numbers.weights[:, None] * numbers.values).sum(0), atol=1e-5, rtol=1e-5)
     with pytest.raises(InputError, match=r"row 99 of head 0 was asked for; .* has \d heads \(from 0\) of \d+ rows"):
-        found.calculation(99)
+        found.calculate(99)
+
+
+def test_the_calculation_is_done_with_the_attentions_own_normalizer(tmp_path):
+    found = look(transformer_run(tmp_path / "run"), "abcd")
+    name = "decoder.blocks.0.cross_attention"
+    attention = found.predictor.model.get_submodule(name)
+    soft = found.map(name)
+    attention.normalize = hardmax
+    hard = look(found.predictor, "abcd", target=found.answer.text).map(name)
+    assert hard.weights.unique().tolist() == [0, 1]
+    assert torch.equal(hard.weights.argmax(-1), soft.weights.argmax(-1))
+    assert hard.entropy() == [0, 0, 0]
+    for head, row in itertools.product(range(3), range(hard.weights.shape[1])):
+        numbers = found.calculate(row, head, name)
+        assert torch.equal(numbers.weights, hard.weights[head, row])
+        assert torch.equal(numbers.context, numbers.values[numbers.weights.argmax()])
 
 
 def test_a_target_can_be_forced(predictor):
@@ -88,6 +117,45 @@ def test_the_tree_follows_its_schema(predictor):
         jsonschema.validate(broken, SCHEMA)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tree_of_every_task_follows_the_schema(kind):
+    found = look_at(kind, best=2)
+    for tree in (found.tree(), found.fitting_tree()):
+        again = json.loads(json.dumps(tree))
+        jsonschema.validate(again, SCHEMA)
+        assert again["version"] == 2
+        assert again["kind"] == KINDS[kind][1]["kind"]
+        assert again["form"] == found.predictor.task.form._asdict()
+        groups = {(group["rows"], group["columns"]) for group in again["form"]["groups"]}
+        assert {(entry["rows"], entry["columns"]) for entry in again["maps"]} <= groups
+        assert len(again["maps"]) == len(found.heads)
+    for one in found.maps:
+        assert tuple(one.weights.shape[1:]) == (len(found.tokens[one.rows]), len(found.tokens[one.columns]))
+
+
+def test_answers_carry_what_only_their_task_gives():
+    for kind, details in (
+        ("classifier", {"probability"}),
+        ("reader of words", {"probability"}),
+        ("reader of spans", {"probability", "span", "place"}),
+        ("transformer", set()),
+        ("encoder", set()),
+    ):
+        found = look_at(kind, best=2)
+        for answer, entry in zip(found.answers, found.tree()["answers"], strict=True):
+            assert entry == {"text": answer.text, "score": answer.score, **answer.details}
+            assert set(answer.details) == details
+
+
+@pytest.mark.parametrize("kind", ["classifier", "ensemble", "classifier by the mean"])
+def test_a_classifier_has_a_log_probability_for_every_class(kind):
+    found = look_at(kind, best=2)
+    logprobs = found.tree()["scores"]["logprobs"]
+    assert len(logprobs) == len(found.tokens["query"]) == 2
+    by_name = {answer.text: answer.score for answer in found.answers}
+    assert logprobs == pytest.approx([by_name[piece.text] for piece in found.tokens["query"]], abs=1e-5)
+
+
 def test_packed_maps_are_the_maps(predictor):
     found = look(predictor, "abcd")
     entries = found.tree(packed=True, vectors=[one.name for one in found.maps])["maps"]
@@ -103,7 +171,7 @@ def test_names_and_heads_that_are_not_there(predictor):
     with pytest.raises(InputError, match=r"there is no map 'x'. This model has .*attention"):
         found.map("x")
     with pytest.raises(InputError, match=r"head 7 was asked for; .* has heads 0 to"):
-        found.labelled(head=7)
+        found.label(head=7)
     with pytest.raises(InputError, match="nothing to look at in an empty text"):
         look(predictor, " ")
 
@@ -120,7 +188,7 @@ def test_one_map_is_made_alone(predictor, monkeypatch):
     alone = found.map(name, 0)
     assert_close(alone.weights, every[0].weights[:1])
     assert len(made) == (1 if len(every) > 1 else len(found.tokens["query"]))  # a recurrent decoder looks at every step
-    assert found.called() == [one.name for one in every if one.kind == "cross"][-1]
+    assert found.find_map() == [one.name for one in every if one.kind == "cross"][-1]
     assert found.heads == {one.name: len(one.weights) for one in every}
 
 
@@ -140,13 +208,22 @@ def test_more_weights_than_can_be_written_as_numbers_are_refused(predictor, monk
     assert found.tree(packed=True)["maps"]
 
 
-def test_maps_of_a_members_encoder_are_an_encoders():
-    weights = torch.full((2, 3, 3), 1 / 3)
-    named = [described(f"{member}encoder.blocks.1.self_attention", weights) for member in ("", "others.0.")]
-    assert [(one.kind, one.side, one.layer, one.rows, one.columns) for one in named] == [
-        ("self", "encoder", 1, "key", "key")
-    ] * 2
-    assert described("others.0.attention", weights)[1:4] == described("attention", weights)[1:4]
+def test_maps_of_every_member_are_those_of_an_encoder_and_of_classes():
+    found = look_at("ensemble")
+    assert [(one.name, one.kind, one.rows, one.columns, one.layer) for one in found.maps] == [
+        ("encoder.blocks.0.self_attention", "self", "key", "key", 0),
+        ("attention", "cross", "query", "key", 0),
+        ("ensemble.0.encoder.blocks.0.self_attention", "self", "key", "key", 0),
+        ("ensemble.0.attention", "cross", "query", "key", 0),
+    ]
+
+
+def test_a_block_that_all_layers_share_has_a_map_for_each():
+    found = look_at("reader of sentences")
+    names = [f"encoder.blocks.0.self_attention#{layer}" for layer in range(2)]
+    assert list(found.heads) == [*names, "attention"]
+    assert [found.map(name).layer for name in names] == [0, 1]
+    assert not torch.equal(*(found.map(name).weights for name in names))
 
 
 def test_files(predictor, tmp_path):
@@ -163,15 +240,16 @@ def test_files(predictor, tmp_path):
 
 def test_a_title_is_no_formula(predictor, tmp_path):
     found = look(predictor, "abcd")
-    Look(found.predictor, r"a $\foo$ \\$5 b" + " long" * 20, found.answers).save(tmp_path / "a.svg")
-    assert "foo" in wrapped(r"a $\foo$", 40)
-    assert len(wrapped("말 " * 200, 40).splitlines()) == 4
+    source = found.source._replace(text=r"a $\foo$ \\$5 b" + " long" * 20)
+    Look(found.predictor, source, found.answers).save(tmp_path / "a.svg")
+    assert "foo" in wrap_title(r"a $\foo$", 40)
+    assert len(wrap_title("말 " * 200, 40).splitlines()) == 4
 
 
 def test_a_page_holds_any_text_safely(predictor):
     tree = look(predictor, "abc").tree(packed=True)
     tree["text"]["source"] = "</script><script>alert(1)</script> \u2028 🦊 한국어"
-    made = page(tree)
+    made = make_page(tree)
     data = re.search(r'<script type="application/json" id="tree">(.*?)</script>', made, re.DOTALL).group(1)
     assert json.loads(data) == tree
     assert "<" not in data
@@ -180,7 +258,7 @@ def test_a_page_holds_any_text_safely(predictor):
 
 def test_a_long_pair_has_a_bounded_page(predictor):
     found = look(predictor, "abcd" * 30, target="dcba" * 30)
-    tree = found.fitting(most=60_000)
+    tree = found.fitting_tree(most=60_000)
     assert len(json.dumps(tree)) < 200_000
     assert any(entry["pooled"] for entry in tree["maps"]) or len(tree["maps"]) == 1
 
@@ -191,22 +269,23 @@ def test_words_that_look_at_each_other():
             self.text, self.pairs = text, pairs
             self.answer = type("A", (), {"text": answer})
 
-        def words(self):
+        def align_words(self):
             return self.pairs
 
     there = Fake("two dogs run", "zwei Hunde laufen", [(0, 0), (1, 1), (2, 1)])
     back = Fake("zwei Hunde laufen", "two dogs run", [(0, 0), (1, 1), (2, 2)])
-    assert agreed(there, back) == [("zwei", "two"), ("Hunde", "dogs")]
+    assert agree(there, back) == [("zwei", "two"), ("Hunde", "dogs")]
 
 
 def test_word_alignment_by_hand():
     """Two words each, the second of three and two tokens: the sum over a word's tokens decides, <eos> does not."""
-    found = Look(None, "ab cde", [Output("dc ba", 0.0, [])])
+    found = Look(None, Encoded("ab cde", "ab cde", [], [], 0), [Answer("dc ba", 0.0)])
     spans = {"key": [(0, 2), (2, 4), (4, 6), (6, 6)], "query": [(0, 2), (2, 5), (5, 5)]}
     vars(found)["tokens"] = {axis: [Piece("", *span) for span in parts] for axis, parts in spans.items()}
     weights = torch.tensor([[[0.4, 0.3, 0.3, 0.0], [0.35, 0.2, 0.1, 0.35], [0.0, 0.0, 0.0, 1.0]]])
-    vars(found)["maps"] = [Map("decoder.attention", "cross", "decoder", 0, weights)]
-    assert found.words() == [(0, 1), (1, 0)]
+    attention = SimpleNamespace(kind="cross", layer=0, axes=CROSS, heads=1)
+    vars(found)["uses"] = {"decoder.attention": SimpleNamespace(attention=attention, weights=lambda heads: weights)}
+    assert found.align_words() == [(0, 1), (1, 0)]
 
 
 @given(st.text(max_size=30))
@@ -214,7 +293,7 @@ def test_pieces_of_an_output_join_to_its_text(text):
     vocabulary = BYTES
     ids = vocabulary.encode(text).ids
     joined = vocabulary.decode(ids)
-    found = pieces(vocabulary, ids, joined)
+    found = written_pieces(vocabulary, ids, joined)
     assert len(found) == len(ids)
     assert "".join(piece.text for piece in found) == joined
     assert all(a.end == b.start for a, b in itertools.pairwise(found))
@@ -222,14 +301,14 @@ def test_pieces_of_an_output_join_to_its_text(text):
 
 def test_a_drawing_of_faint_weights_is_not_blank():
     weights = torch.tensor([[0.02, 0.01, 0.03, 0.02]])
-    assert "█" in drawn(weights, ["x"], list("abcd"), colour=False).plain
-    assert drawn(weights, ["x"], list("abcd"), colour=False, top=1.0).plain.count("█") == 0
+    assert "█" in draw_map(weights, ["x"], list("abcd"), colour=False).plain
+    assert draw_map(weights, ["x"], list("abcd"), colour=False, top=1.0).plain.count("█") == 0
 
 
 def test_letters_written_downwards_stay_whole():
     family = "\U0001f469\u200d\U0001f467"
-    assert letters(unicodedata.normalize("NFD", "약é") + family) == ["약", "é", family]
-    lines = drawn(torch.ones(1, 2), ["x"], [unicodedata.normalize("NFD", "약속"), "ab"], most=9).plain.splitlines()
+    assert split_letters(unicodedata.normalize("NFD", "약é") + family) == ["약", "é", family]
+    lines = draw_map(torch.ones(1, 2), ["x"], [unicodedata.normalize("NFD", "약속"), "ab"], most=9).plain.splitlines()
     assert [line.split() for line in lines[:2]] == [["약", "a"], ["속", "b"]]
 
 
@@ -240,11 +319,11 @@ def test_fonts_that_matplotlib_does_not_know_yet_are_found(monkeypatch):
         pytest.skip("no Korean font is installed")
     others = [font for font in font_manager.fontManager.ttflist if font.name not in FONTS]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", others)
-    assert set(family()) & set(FONTS)
+    assert set(find_fonts()) & set(FONTS)
 
 
 def test_a_drawing_is_aligned_in_wide_letters():
-    text = drawn(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), ["이십", "1"], ["스물", "one"], colour=False)
+    text = draw_map(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), ["이십", "1"], ["스물", "one"], colour=False)
     lines = text.plain.splitlines()
     assert lines[0].split() == ["스물", "one"]
     assert lines[1].startswith("이십  ████ ")
@@ -253,7 +332,7 @@ def test_a_drawing_is_aligned_in_wide_letters():
 
 def test_a_drawing_that_is_too_wide_comes_in_parts():
     weights, columns = torch.eye(30), [f"{n}글" for n in range(30)]
-    lines = drawn(weights, columns, columns, colour=False, most=40).plain.splitlines()
+    lines = draw_map(weights, columns, columns, colour=False, most=40).plain.splitlines()
     assert max(map(cell_len, lines)) <= 40
     assert sum("██" in line for line in lines) == 30
 

@@ -4,23 +4,30 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 from decoders import FAMILIES, SOURCES, run, settings
 from decoders import model as model
-from oracles import EXACT
+from oracles import EXACT, hardmax
+from random_runs import drawn
 from torch.testing import assert_close
 
-from regard.data.batching import Pair, collate
+import regard
+from regard.data.batching import Row, collate
 from regard.data.vocabulary import PAD
 from regard.explain.recorder import record, watch
-from regard.nn import attention as module
-from regard.nn.attention import Attention, multi_head
+from regard.nn.attention import SOURCE, Attention, multi_head_attention
+from regard.tasks.seq2seq import Transformer
 
 WAYS = {
-    "greedy": {"beam": 1},
-    "beam": {"beam": 3},
-    "beam without repeats": {"beam": 4, "no_repeat": 2},
+    "greedy": {"beam_size": 1},
+    "beam": {"beam_size": 3},
+    "beam without repeats": {"beam_size": 4, "no_repeat_ngram": 2},
     "sampling": {"sample": True, "temperature": 1.5},
 }
+
+
+def transformer_of(family):
+    return Transformer(FAMILIES[family], 7, 7).double().eval()
 
 
 def plain_maps(model, source, target):
@@ -28,15 +35,15 @@ def plain_maps(model, source, target):
     help where nothing is hidden."""
     found = {}
 
-    def seen(name, layer, queries, memory, mask):
-        scores = layer.scored(queries, memory)(queries, memory.keys)
+    def seen(name, layer, queries, kv, mask):
+        scores = layer.score_with_positions(queries, kv)(queries, kv.repeat_heads(layer.heads).keys)
         if mask is not None:
             scores = torch.where(mask, scores, -torch.inf)
         weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
         found[name] = torch.cat([found[name], weights], dim=-2) if name in found else weights
 
     with torch.no_grad(), watch(model, seen):
-        model.hidden(collate([Pair(source, target)]))
+        model.hidden(collate([Row(source, target)]))
     return {name: weights[0] for name, weights in found.items()}
 
 
@@ -54,7 +61,7 @@ def test_the_maps_of_the_chosen_output_are_the_plain_ones(model, way):
 
 
 def test_recording_changes_no_answer_and_leaves_nothing_behind(model):
-    config = settings(beam=3)
+    config = settings(beam_size=3)
     before = run(model, SOURCES, config)
     with record(model):
         looked = run(model, SOURCES, config)
@@ -67,7 +74,7 @@ def test_recording_changes_no_answer_and_leaves_nothing_behind(model):
 
 
 def test_a_record_within_another_leaves_the_other_one_whole(model):
-    config, source = settings(beam=2), SOURCES[0]
+    config, source = settings(beam_size=2), SOURCES[0]
     with record(model) as outer:
         with record(model) as inner:
             run(model, SOURCES, config)
@@ -78,7 +85,7 @@ def test_a_record_within_another_leaves_the_other_one_whole(model):
 
 
 def test_a_padded_batch_gives_rows_that_sum_to_one_over_what_may_be_seen(model):
-    batch = collate([Pair(source, [4, 5][: len(source) - 1]) for source in SOURCES])
+    batch = collate([Row(source, [4, 5][: len(source) - 1]) for source in SOURCES])
     with torch.no_grad(), record(model) as maps:
         model.hidden(batch)
     for name, weights in maps.items():
@@ -89,49 +96,90 @@ def test_a_padded_batch_gives_rows_that_sum_to_one_over_what_may_be_seen(model):
 
 def test_only_what_is_wanted_is_computed(monkeypatch):
     torch.manual_seed(1)
-    model = module_of("transformer")
+    model = transformer_of("transformer")
     asked = []
     weigh = Attention.weights
     monkeypatch.setattr(Attention, "weights", lambda self, *rest: asked.append(rest[-1]) or weigh(self, *rest))
     with record(model) as every:
-        model.hidden(collate([Pair([4, 5, 3], [4])]))
+        model.hidden(collate([Row([4, 5, 3], [4])]))
     assert len(asked) == 6
     asked.clear()
     name = "decoder.blocks.1.cross_attention"
     with record(model, lambda path: path == name, slice(1, 2)) as one:
-        model.hidden(collate([Pair([4, 5, 3], [4])]))
+        model.hidden(collate([Row([4, 5, 3], [4])]))
     assert asked == [slice(1, 2)]
     assert list(one) == [name]
     assert_close(one[name], every[name][:, 1:2])
 
 
-@pytest.mark.parametrize("order", ["none", "rotary", "linear"])
-def test_one_head_is_that_head_of_all(order):
-    layer = multi_head(12, 3, order=order)
-    queries, memory = layer.both(torch.randn(2, 5, 12))
-    assert_close(layer.weights(queries, memory, None, slice(2, 3)), layer.weights(queries, memory)[:, 2:3])
+@pytest.mark.parametrize("kv_heads", [None, 1])
+@pytest.mark.parametrize("positions", ["none", "rotary", "alibi"])
+def test_one_head_is_that_head_of_all(positions, kv_heads):
+    layer = multi_head_attention(12, 3, kind="self", axes=SOURCE, kv_heads=kv_heads, positions=positions)
+    queries, kv = layer.project_qkv(torch.randn(2, 5, 12))
+    assert_close(layer.weights(queries, kv, None, slice(2, 3)), layer.weights(queries, kv)[:, 2:3])
 
 
 def test_when_nobody_looks_the_fast_path_runs(monkeypatch):
-    model, batch = module_of("transformer").float(), collate([Pair([4, 5, 3], [4])])
-    fused, used = module.F.scaled_dot_product_attention, []
+    model, batch = transformer_of("transformer").float(), collate([Row([4, 5, 3], [4])])
+    fused, used = F.scaled_dot_product_attention, []
 
     def spy(*inputs, **options):
         used.append(1)
         return fused(*inputs, **options)
 
     monkeypatch.setattr(Attention, "weights", None)  # whoever asked for a map would fail
-    monkeypatch.setattr(module.F, "scaled_dot_product_attention", spy)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
     model.hidden(batch)
     assert len(used) == 6
     monkeypatch.undo()
     with record(model):
-        monkeypatch.setattr(module.F, "scaled_dot_product_attention", spy)
+        monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
         model.hidden(batch)
     assert len(used) == 12  # the model itself runs as always, looked at or not
 
 
-def module_of(family):
-    from regard.tasks.models import Transformer
+def test_maps_of_another_normalizer_are_recorded():
+    """The recorder asks the attention, which knows how its scores become weights; nothing else assumes a softmax."""
+    torch.manual_seed(1)
+    model, batch = transformer_of("transformer"), collate([Row([4, 5, 6, 3], [4, 6])])
+    name = "decoder.blocks.0.cross_attention"
+    layer, inputs = model.get_submodule(name), []
+    with torch.no_grad():
+        before = model.hidden(batch)
+    layer.normalize = hardmax
+    layer.output.register_forward_pre_hook(lambda module, given: inputs.append(given[0]))
+    with torch.no_grad(), record(model) as maps:
+        after = model.hidden(batch)
+    assert maps[name].unique().tolist() == [0, 1]
+    assert maps[name].sum(-1).unique().tolist() == [1]
+    assert maps["decoder.blocks.1.cross_attention"].unique().numel() > 10
+    given = []
+    with torch.no_grad(), watch(model, lambda *seen: given.append(seen), lambda path: path == name):
+        model.hidden(batch)
+    ((_, _, _, kv, _),) = given
+    assert_close((maps[name] @ kv.values).transpose(1, 2).flatten(2), inputs[0], **EXACT)  # what the model went on with
+    assert (after - before).abs().max() > 1e-6
 
-    return Transformer(FAMILIES[family], 7, 7).double().eval()
+
+def test_our_own_engine_decodes_what_is_recorded(tmp_path, monkeypatch):
+    """CTranslate2 shows nothing of what it does: while somebody looks, and no longer, we decode."""
+    pytest.importorskip("ctranslate2")
+    predictor = regard.load(drawn(tmp_path / "run", "transformer"), device="cpu", engine="ctranslate2")
+    own, calls, texts = predictor.engine.own.generate, [], ["abc", "hello"]
+    monkeypatch.setattr(predictor.engine.own, "generate", lambda *given: calls.append(1) or own(*given))
+    before = predictor(texts)
+    assert not calls
+    with record(predictor.model) as maps:
+        answers = predictor.predict(texts)
+    assert calls
+    assert [one.text for (one,) in answers] == before
+    for source, (answer,) in zip(predictor.encode(texts), answers, strict=True):
+        found = maps.of(source.ids, [token.id for token in answer.tokens[:-1]])
+        assert len(found) == 4
+        for name, weights in found.items():
+            rows = len(source.ids) if name.startswith("encoder") else len(answer.tokens)
+            assert weights.shape[:2] == (4, rows)
+    calls.clear()
+    assert predictor(texts) == before
+    assert not calls

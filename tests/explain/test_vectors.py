@@ -10,18 +10,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import tiny, train_tiny
+from models import build
 from random_runs import drawn
 
 import regard
 from regard.cli import commands as cli
-from regard.config.config import Config
-from regard.data.batching import source_batch
-from regard.data.vocabulary import Vocabulary
+from regard.config.run import Config
+from regard.data.batching import pad_sources
+from regard.data.vocabulary import Vocabularies, Vocabulary
 from regard.errors import InputError
 from regard.explain import vectors
 from regard.formats.huggingface_import import import_run
-from regard.tasks.models import build
-from regard.training.checkpoint import create, save_weights, weights
+from regard.training.checkpoint import create_run, get_weights, save_weights
 
 TEXTS = ["abc", "", "hello there", "q", "zyx"]
 
@@ -34,10 +34,9 @@ def encoder(folder, kind="encoder", labels=None, **form):
     raw["text"] |= {"target": {"kind": "label"}} if labels else {}
     config = Config.model_validate(raw)
     source = Vocabulary.learn(["abcdefghijklmnopqrstuvwxyz", "the quick\t?."], config.text.source)
-    target = Vocabulary.learn(labels, config.text.target) if labels else None
-    create(folder, config, source, target, {})
-    model = build(config, source.size, target.size if target else None)
-    save_weights(folder / "model.safetensors", weights(model), 0)
+    target = Vocabulary.learn(labels, config.text.target) if labels else source
+    create_run(folder, config, Vocabularies(source, target), {})
+    save_weights(folder / "model.safetensors", get_weights(build(config, source, target)), 0)
     return folder
 
 
@@ -48,7 +47,7 @@ def run(tmp_path_factory):
 
 def alone(predictor, text, read):
     """The mean of a text's states, calculated by itself."""
-    ids, lengths = source_batch([predictor.encode(text).ids])
+    ids, lengths = pad_sources([predictor.encode([text])[0].ids])
     with torch.inference_mode():
         return read(predictor.model, ids, lengths)[0].mean(0)
 
@@ -83,22 +82,22 @@ def test_an_encoder_and_a_classifier(run, tmp_path):
 
 
 def test_a_reader_reads_tokens_or_sentences(tmp_path):
-    asked = ["who?\tabc. def.", "what?\tq."]
+    asked = [regard.Question("who?", "abc. def."), regard.Question("what?", "q.")]
     span = regard.load(encoder(tmp_path / "span", "reader"), device="cpu")
     checked(span, of_encoder, asked)
     with pytest.raises(InputError, match="line 1 has no context"):
-        regard.embed(span, ["abc"])
+        regard.embed(span, [regard.Question("abc", "")])
     whole = regard.load(
         encoder(tmp_path / "word", "reader", labels=["one"], answer="word", unit="sentence"), device="cpu"
     )
     checked(whole, lambda model, ids, lengths: model.parts(ids, lengths).states, asked)
     with pytest.raises(InputError, match="its tokens have no states"):
-        vectors.states(whole, asked)
+        vectors.token_states(whole, asked)
 
 
 def test_models_that_write(tmp_path):
     checked(regard.load(drawn(tmp_path / "transformer", "transformer"), device="cpu"), of_encoder)
-    checked(regard.load(drawn(tmp_path / "language", "language"), device="cpu"), of_language)
+    checked(regard.load(drawn(tmp_path / "language", "language model"), device="cpu"), of_language)
 
 
 def test_a_recurrent_model(tmp_path):
@@ -134,28 +133,30 @@ def test_words_and_analogies(run):
         table[find("a")], table[find("b")] = torch.eye(24)[0], torch.eye(24)[0] + torch.eye(24)[1]
         table[find("c")], table[find("d")] = torch.eye(24)[2], torch.eye(24)[2] + 0.8 * torch.eye(24)[1]
         table[find("e")] = 5 * torch.eye(24)[0] + 0.1
-    (first, cosine), *others = vectors.words(predictor, ["a"], 5)
+    (first, cosine), *others = vectors.nearest_words(predictor, ["a"], 5)
     assert (first, len(others)) == ("e", 4)
     assert cosine == pytest.approx(F.cosine_similarity(table[find("a")], table[find("e")], dim=0).item())
-    assert vectors.words(predictor, ["a", "b", "c"])[0][0] == "d"
-    assert vectors.words(predictor, "a b c") == vectors.words(predictor, ["a", "b", "c"])
-    assert all(text not in ("a", "b", "c", "<pad>") for text, _ in vectors.words(predictor, ["a", "b", "c"], 1000))
+    assert vectors.nearest_words(predictor, ["a", "b", "c"])[0][0] == "d"
+    assert vectors.nearest_words(predictor, "a b c") == vectors.nearest_words(predictor, ["a", "b", "c"])
+    assert all(
+        text not in ("a", "b", "c", "<pad>") for text, _ in vectors.nearest_words(predictor, ["a", "b", "c"], 1000)
+    )
     with pytest.raises(InputError, match="'king' is no entry of the vocabulary, but k i n g"):
-        vectors.words(predictor, ["king"])
+        vectors.nearest_words(predictor, ["king"])
     with pytest.raises(InputError, match=r"one word, or three for an analogy .* not 2"):
-        vectors.words(predictor, ["a", "b"])
+        vectors.nearest_words(predictor, ["a", "b"])
 
 
-def test_flat_keeps_what_differs_most():
+def test_the_plane_keeps_what_differs_most():
     points = torch.randn(20, 2) * torch.tensor([5.0, 1.0])
     turn = torch.linalg.qr(torch.randn(7, 7)).Q[:2]
     torch.testing.assert_close(
-        torch.cdist(vectors.flat(points @ turn + 3), vectors.flat(points @ turn + 3)),
+        torch.cdist(vectors.project_to_plane(points @ turn + 3), vectors.project_to_plane(points @ turn + 3)),
         torch.cdist(points, points),
         atol=1e-3,
         rtol=1e-3,
     )
-    assert vectors.flat(torch.ones(1, 5)).shape == (1, 2)
+    assert vectors.project_to_plane(torch.ones(1, 5)).shape == (1, 2)
 
 
 @pytest.mark.slow
@@ -175,7 +176,7 @@ def test_minilm_gives_the_sentence_vectors_of_its_makers(tmp_path):
     found = regard.embed(predictor, texts, normalize=True)
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
     assert vectors.nearest(found, 1)[0][0].number == 1
-    assert vectors.words(predictor, ["man", "king", "woman"], 1)[0][0] == "queen"
+    assert vectors.nearest_words(predictor, ["man", "king", "woman"], 1)[0][0] == "queen"
 
 
 # --- the command line ------------------------------------------------------------------------------------------------

@@ -6,23 +6,27 @@ import pytest
 import torch
 import transformers
 from foreign import TEXTS, bert, gpt2, llama, logits_of_language, marian, ours
+from random_runs import drawn
+from serving import classifier_run
 from torch.testing import assert_close
 
-from regard.config.toml import checked
-from regard.data.batching import Batch, source_batch
-from regard.data.vocabulary import BOS, EOS
+from regard.config.toml import validate
+from regard.data.batching import Batch, pad_sources
+from regard.data.vocabulary import BOS, EOS, Vocabularies, Vocabulary
 from regard.errors import ConfigError, RunError
-from regard.formats.huggingface_export import equal, export
+from regard.formats.huggingface_export import export_huggingface, find_architecture
 from regard.formats.huggingface_import import import_run
-from regard.inference.predictor import load
+from regard.inference.load import load
+from regard.tasks import make_task
+from regard.training.checkpoint import get_weights
 
 LANGUAGES = {
     "GPT2LMHeadModel": {"positions": "learned", "activation": "gelu tanh"},
-    "GPT2LMHeadModel relu": {"positions": "sinusoidal", "bias": False, "begin": False, "tied": False},
+    "GPT2LMHeadModel relu": {"positions": "sinusoidal", "bias": False, "add_bos": False, "tie_embeddings": False},
     "GPT2LMHeadModel none": {"positions": "none", "activation": "gelu", "embedding_scale": False, "bias": False},
-    "GPTNeoXForCausalLM": {"positions": "rotary", "activation": "gelu", "rotary_base": 300.0, "epsilon": 1e-6},
+    "GPTNeoXForCausalLM": {"positions": "rotary", "activation": "gelu", "rotary_base": 300.0, "norm_epsilon": 1e-6},
     "LlamaForCausalLM": {
-        "positions": "rotary", "norm_kind": "rms", "gated": True, "activation": "silu", "bias": False, "key_heads": 2,
+        "positions": "rotary", "norm_kind": "rms", "gated": True, "activation": "silu", "bias": False, "kv_heads": 2,
         "embedding_scale": False,
     },
     "LlamaForCausalLM scaled": {
@@ -42,7 +46,7 @@ TRANSLATORS = {
 @pytest.mark.parametrize("name", LANGUAGES)
 def test_a_language_model_goes_there_and_back(tmp_path, name):
     predictor = ours(tmp_path / "run", **{"layers": 3, **LANGUAGES[name]})
-    assert export(tmp_path / "run", tmp_path / "out") == name.split()[0]
+    assert export_huggingface(tmp_path / "run", tmp_path / "out") == name.split()[0]
     other = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     import_run(tmp_path / "out", tmp_path / "back")
@@ -50,7 +54,7 @@ def test_a_language_model_goes_there_and_back(tmp_path, name):
     assert back.source.dump() == predictor.source.dump()
     for text in ("the dog", TEXTS[1], "a"):
         ids = tokenizer(text, return_tensors="pt").input_ids
-        assert ids[0].tolist() == predictor.encode(text).ids == back.encode(text).ids
+        assert ids[0].tolist() == predictor.encode([text])[0].ids == back.encode([text])[0].ids
         wanted = logits_of_language(predictor, text)
         with torch.no_grad():
             assert_close(other(ids).logits, wanted, atol=2e-5, rtol=1e-5)
@@ -61,10 +65,10 @@ def test_a_language_model_goes_there_and_back(tmp_path, name):
 def test_an_embedding_that_came_back_wider(tmp_path, monkeypatch):
     """transformers can pad the rows of an embedding to a round number: entries that no text has. The folder may be the
     one that we stand in."""
-    predictor = ours(tmp_path / "run", "language", layers=1, positions="learned", activation="gelu tanh")
+    predictor = ours(tmp_path / "run", "language model", layers=1, positions="learned", activation="gelu tanh")
     (tmp_path / "out").mkdir()
     monkeypatch.chdir(tmp_path / "out")
-    export(tmp_path / "run", Path("."))
+    export_huggingface(tmp_path / "run", Path("."))
     monkeypatch.chdir(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     model.resize_token_embeddings(pad_to_multiple_of=64)
@@ -72,13 +76,14 @@ def test_an_embedding_that_came_back_wider(tmp_path, monkeypatch):
     import_run(tmp_path / "out", tmp_path / "back")
     back = load(tmp_path / "back")
     assert back.source.size > predictor.source.size
-    assert back.source.decode(back.encode("the dog").ids) == predictor.source.decode(predictor.encode("the dog").ids)
+    (one,), (other,) = predictor.encode(["the dog"]), back.encode(["the dog"])
+    assert back.source.decode(other.ids) == predictor.source.decode(one.ids)
 
 
 @pytest.mark.parametrize("name", TRANSLATORS)
 def test_a_translator_goes_there_and_back(tmp_path, name):
     predictor = ours(tmp_path / "run", "transformer", encoder_layers=2, decoder_layers=3, **TRANSLATORS[name])
-    assert export(tmp_path / "run", tmp_path / "out") == name
+    assert export_huggingface(tmp_path / "run", tmp_path / "out") == name
     other = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     import_run(tmp_path / "out", tmp_path / "back")
@@ -86,32 +91,32 @@ def test_a_translator_goes_there_and_back(tmp_path, name):
     target = torch.tensor([[BOS, 9, 8, 7, 6, 5]])
     for text in ("the dog", TEXTS[1][:6], "a"):
         ids = tokenizer(text, return_tensors="pt").input_ids
-        assert ids[0].tolist() == predictor.encode(text).ids
-        batch = Batch(*source_batch(ids.tolist()), target, target)
+        assert ids[0].tolist() == predictor.encode([text])[0].ids
+        batch = Batch(*pad_sources(ids.tolist()), target, target)
         with torch.no_grad():
-            wanted = predictor.model(batch)
+            wanted = predictor.model.logits(batch)
             assert_close(other(ids, decoder_input_ids=target).logits, wanted, atol=2e-5, rtol=1e-5)
-            assert_close(back.model(batch), wanted, atol=2e-5, rtol=1e-5)
+            assert_close(back.model.logits(batch), wanted, atol=2e-5, rtol=1e-5)
         written = other.generate(ids, num_beams=1, do_sample=False, max_new_tokens=12)[0, 1:].tolist()
         written = written[: written.index(EOS)] if EOS in written else written
-        settings = predictor.config.decode.model_copy(update={"beam": 1, "max_ratio": 0.0, "max_extra": 12})
+        settings = predictor.config.decode.model_copy(update={"beam_size": 1, "max_ratio": 0.0, "max_extra": 12})
         tokens = [token.id for token in predictor.predict([text], settings=settings)[0][0].tokens[:-1]]
         assert tokens[: len(written)] == written
 
 
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
 def test_an_encoder_goes_there_and_back(tmp_path, positions):
-    form = {"norm": "post", "embedding_norm": True, "positions": positions, "activation": "gelu", "epsilon": 1e-7}
+    form = {"norm": "post", "embedding_norm": True, "positions": positions, "activation": "gelu", "norm_epsilon": 1e-7}
     predictor = ours(tmp_path / "run", "encoder", layers=3, **form)
-    assert export(tmp_path / "run", tmp_path / "out") == "BertModel"
+    assert export_huggingface(tmp_path / "run", tmp_path / "out") == "BertModel"
     other = transformers.AutoModel.from_pretrained(tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     import_run(tmp_path / "out", tmp_path / "back")
     back = load(tmp_path / "back")
     for text in ("the dog", TEXTS[1][:6], "a"):
         encoded = tokenizer(text, return_tensors="pt")
-        assert encoded.input_ids[0].tolist() == predictor.encode(text).ids
-        source = source_batch(encoded.input_ids.tolist())
+        assert encoded.input_ids[0].tolist() == predictor.encode([text])[0].ids
+        source = pad_sources(encoded.input_ids.tolist())
         with torch.no_grad():
             wanted = predictor.model.states(*source)[0]
             assert_close(other(**encoded).last_hidden_state, wanted, atol=2e-5, rtol=1e-5)
@@ -123,18 +128,19 @@ def test_what_came_in_goes_out(tmp_path, make):
     """An imported model, exported, writes what it was; entries that are never written stay so, or are told."""
     made, _ = make(tmp_path / "theirs")
     import_run(tmp_path / "theirs", tmp_path / "run")
-    assert export(tmp_path / "run", tmp_path / "out") == type(made).__name__
+    assert export_huggingface(tmp_path / "run", tmp_path / "out") == type(made).__name__
     import_run(tmp_path / "out", tmp_path / "back")
     one, two = load(tmp_path / "run"), load(tmp_path / "back")
-    assert one.encode(TEXTS[0]).ids == two.encode(TEXTS[0]).ids
+    assert one.encode([TEXTS[0]])[0].ids == two.encode([TEXTS[0]])[0].ids
     if make is bert:
         with torch.no_grad():
-            batch = one.tensors([one.encode(TEXTS[0])])
+            batch = pad_sources([one.encode([TEXTS[0]])[0].ids])
             assert_close(one.model.states(*batch)[0], two.model.states(*batch)[0], atol=1e-5, rtol=1e-5)
         return
     if make is marian:
-        batch = Batch(*one.tensors([one.encode("the dog")]), torch.tensor([[2, 9, 8]]), torch.tensor([[9, 8, 3]]))
-        assert_close(one.model(batch), two.model(batch), atol=1e-5, rtol=1e-5)
+        source = pad_sources([one.encode(["the dog"])[0].ids])
+        batch = Batch(*source, torch.tensor([[2, 9, 8]]), torch.tensor([[9, 8, 3]]))
+        assert_close(one.model.logits(batch), two.model.logits(batch), atol=1e-5, rtol=1e-5)
         return
     assert_close(
         logits_of_language(one, TEXTS[0]).log_softmax(-1).exp(),
@@ -148,30 +154,30 @@ def test_entries_that_stay_in_the_softmax_are_told(tmp_path, make, lines):
     make(tmp_path / "theirs")
     import_run(tmp_path / "theirs", tmp_path / "run")
     told = []
-    export(tmp_path / "run", tmp_path / "out", told.append)
+    export_huggingface(tmp_path / "run", tmp_path / "out", told.append)
     assert len(told) == lines
     assert all(line.startswith("4 entries that this run never writes take part in the softmax there") for line in told)
 
 
 def test_a_text_never_turns_into_a_special_entry(tmp_path):
     predictor = ours(tmp_path / "run", layers=1, positions="learned")
-    export(tmp_path / "run", tmp_path / "out")
+    export_huggingface(tmp_path / "run", tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in ("a <eos> b", "<pad>", "<bos>x"):
-        assert tokenizer(text).input_ids == predictor.encode(text).ids
-        assert tokenizer([text])["input_ids"] == [predictor.encode(text).ids]
+        assert tokenizer(text).input_ids == predictor.encode([text])[0].ids
+        assert tokenizer([text])["input_ids"] == [predictor.encode([text])[0].ids]
 
 
 REFUSED = {
     "it is recurrent": {"kind": "rnn"},
     "it is a reader": {"kind": "reader"},
-    "its output copies": {"kind": "transformer", "size": 24, "heads": 4, "copy_source": True},
+    "it copies from the source": {"kind": "transformer", "size": 24, "heads": 4, "pointer_generator": True},
     "pre-norm, rotary positions, embedding_norm False": {"kind": "transformer", "positions": "rotary"},
-    "model.bias False, model.tied True": {"kind": "transformer", "bias": False},
+    "model.bias False, model.tie_embeddings True": {"kind": "transformer", "bias": False},
     "norm_kind rms, gated False, with sinusoidal positions": {"kind": "transformer", "norm_kind": "rms"},
-    "post-norm in a model of kind language": {"kind": "language", "norm": "post"},
-    "a decoder with linear positions": {"kind": "language", "positions": "linear"},
-    "fewer heads of keys": {"kind": "language", "positions": "rotary", "key_heads": 2},
+    "post-norm in a model of kind language model": {"kind": "language model", "norm": "post"},
+    "a decoder with alibi positions": {"kind": "language model", "positions": "alibi"},
+    "fewer heads of keys": {"kind": "language model", "positions": "rotary", "kv_heads": 2},
     "pre-norm in a model of kind encoder": {"kind": "encoder"},
     "an encoder with learned positions, embedding_norm False": {
         "kind": "encoder", "norm": "post", "positions": "learned"
@@ -182,19 +188,32 @@ REFUSED = {
 @pytest.mark.parametrize("why", REFUSED)
 def test_what_has_no_equal_says_why(why):
     tree = {"data": {"kind": "reverse"}, "model": REFUSED[why]}
+    config = validate(tree, "test")
+    vocabulary = Vocabulary.learn(["abc"], config.text.source)
+    task = make_task(config, Vocabularies(vocabulary, vocabulary))
     with pytest.raises(ConfigError, match=why):
-        equal(checked(tree, "test").model)
+        find_architecture(task, get_weights(task.build()))
+
+
+def test_two_vocabularies_have_no_equal(tmp_path):
+    run = drawn(tmp_path / "run", "transformer", "text.target.kind=char", "text.target.min_count=1")
+    with pytest.raises(ConfigError, match=r"run cannot be exported, .* two vocabularies"):
+        export_huggingface(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_export_that_cannot_be_names_the_run(tmp_path, tiny_run):
     with pytest.raises(ConfigError, match=f"{tiny_run} cannot be exported, .* it is recurrent"):
-        export(tiny_run, tmp_path / "out")
+        export_huggingface(tiny_run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+    classifier_run(tmp_path / "classes", 1)
+    with pytest.raises(ConfigError, match=r"classes cannot be exported, .* it is a classifier, with an attention"):
+        export_huggingface(tmp_path / "classes", tmp_path / "out")
     rms = {"positions": "rotary", "norm_kind": "rms", "gated": True, "activation": "silu", "layers": 1}
     ours(tmp_path / "run", **rms)
     with pytest.raises(ConfigError, match=r"its output has a bias, and Llama's has none \(model.bias = false"):
-        export(tmp_path / "run", tmp_path / "out")
+        export_huggingface(tmp_path / "run", tmp_path / "out")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     with pytest.raises(RunError, match="full is there already"):
-        export(tiny_run, tmp_path / "full")
+        export_huggingface(tiny_run, tmp_path / "full")

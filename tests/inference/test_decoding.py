@@ -8,18 +8,18 @@ import torch
 from decoders import SOURCES, VOCAB, run, settings
 from decoders import model as model
 
-from regard.data.batching import Pair, collate, source_batch
+from regard.data.batching import Row, collate, pad_sources
 from regard.data.vocabulary import BOS, EOS, PAD
-from regard.inference.beam_search import Beams, beam_search, grown
-from regard.inference.constraints import asked, repeats
-from regard.tasks.models import State
+from regard.inference.beam_search import Beams, beam_search, expand
+from regard.inference.constraints import make_sources, repeated_ngrams
+from regard.nn.state import State
 
 
 def logprobs(model, source, outputs):
     """log P of every token of every output and of its <eos>, by one forward pass without any cache."""
-    batch = collate([Pair(source, list(tokens)) for tokens in outputs])
+    batch = collate([Row(source, list(tokens)) for tokens in outputs])
     with torch.no_grad():
-        values = model(batch).log_softmax(-1).gather(-1, batch.answer[..., None]).squeeze(-1)
+        values = model.logits(batch).log_softmax(-1).gather(-1, batch.answer[..., None]).squeeze(-1)
     return [row[: len(tokens) + 1].tolist() for row, tokens in zip(values, outputs, strict=True)]
 
 
@@ -34,7 +34,7 @@ def every_output(model, source, longest, alpha):
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
 def test_a_wide_beam_is_brute_force(model, alpha):
-    config = settings(beam=200, length_penalty=alpha)
+    config = settings(beam_size=200, length_penalty=alpha)
     for source, hypotheses in zip(SOURCES[:3], run(model, SOURCES[:3], config, best=5), strict=True):
         wanted = every_output(model, source, 3, alpha)[:5]
         assert [h.tokens for h in hypotheses] == [tokens for _, tokens in wanted]
@@ -43,17 +43,18 @@ def test_a_wide_beam_is_brute_force(model, alpha):
 
 def test_a_beam_of_one_is_greedy(model):
     longer = settings(max_extra=9)
-    greedy = run(model, SOURCES, longer.model_copy(update={"beam": 1}))
-    wide = run(model, SOURCES, longer.model_copy(update={"beam": 1}), best=1)
+    greedy = run(model, SOURCES, longer.model_copy(update={"beam_size": 1}))
+    wide = run(model, SOURCES, longer.model_copy(update={"beam_size": 1}), best=1)
     with torch.inference_mode():
-        narrow = longer.model_copy(update={"beam": 1})
-        beam = dict(filter(None, beam_search(model, asked(*source_batch(SOURCES), longer), narrow, 1)))
+        narrow = longer.model_copy(update={"beam_size": 1})
+        beam = dict(filter(None, beam_search(model, make_sources(*pad_sources(SOURCES), longer), narrow, 1)))
     assert [h[0].tokens for h in greedy] == [h[0].tokens for h in wide]
     assert [h[0].tokens for h in greedy] == [beam[row][0].tokens for row in range(len(SOURCES))]
 
 
 @pytest.mark.parametrize(
-    "changes", [{"beam": 1}, {"beam": 3}, {"sample": True, "top_k": 5}, {"beam": 4, "no_repeat": 2}]
+    "changes",
+    [{"beam_size": 1}, {"beam_size": 3}, {"sample": True, "top_k": 5}, {"beam_size": 4, "no_repeat_ngram": 2}],
 )
 def test_batched_and_padded_is_alone(model, changes):
     config = settings(max_ratio=1.5, **changes)
@@ -64,7 +65,7 @@ def test_batched_and_padded_is_alone(model, changes):
         assert [h.score for h in alone] == pytest.approx([h.score for h in hypotheses], abs=1e-9)
 
 
-@pytest.mark.parametrize("changes", [{"beam": 1}, {"beam": 3}, {"sample": True}])
+@pytest.mark.parametrize("changes", [{"beam_size": 1}, {"beam_size": 3}, {"sample": True}])
 def test_cached_scores_are_those_of_the_whole_output(model, changes):
     for source, hypotheses in zip(SOURCES, run(model, SOURCES, settings(**changes), best=1), strict=True):
         assert hypotheses[0].logprobs == pytest.approx(logprobs(model, source, [hypotheses[0].tokens])[0], abs=1e-9)
@@ -74,10 +75,10 @@ def test_a_wider_beam_never_scores_worse_than_brute_force_allows(model):
     for source in SOURCES[:3]:
         best = every_output(model, source, 3, 0.6)[0][0]
         for beam in (1, 2, 4):
-            assert run(model, [source], settings(beam=beam))[0][0].score <= best + 1e-5
+            assert run(model, [source], settings(beam_size=beam))[0][0].score <= best + 1e-5
 
 
-@pytest.mark.parametrize("changes", [{"beam": 1}, {"beam": 3}, {"sample": True}])
+@pytest.mark.parametrize("changes", [{"beam_size": 1}, {"beam_size": 3}, {"sample": True}])
 def test_forced_prefix_and_limits(model, changes):
     config = settings(max_ratio=1.0, max_extra=1, **changes)
     prefixes = [[5, 6], [], [4, 4, 4], [6]]
@@ -91,22 +92,22 @@ def test_forced_prefix_and_limits(model, changes):
 
 
 def test_no_repeat(model):
-    config = settings(max_extra=12, no_repeat=2, length_penalty=2.0)
+    config = settings(max_extra=12, no_repeat_ngram=2, length_penalty=2.0)
     for hypotheses in run(model, SOURCES, config, best=3):
         for hypothesis in hypotheses:
             grams = list(itertools.pairwise(hypothesis.tokens))
             assert len(grams) == len(set(grams))
-    assert repeats([4, 5, 4], 2) == [5]
-    assert repeats([4, 5, 6, 4, 5], 3) == [6]
-    assert repeats([4], 3) == []
-    assert repeats([4, 5], 1) == [4, 5]
+    assert repeated_ngrams([4, 5, 4], 2) == [5]
+    assert repeated_ngrams([4, 5, 6, 4, 5], 3) == [6]
+    assert repeated_ngrams([4], 3) == []
+    assert repeated_ngrams([4, 5], 1) == [4, 5]
 
 
-@pytest.mark.parametrize("changes", [{"beam": 1}, {"beam": 3}, {"sample": True}])
+@pytest.mark.parametrize("changes", [{"beam_size": 1}, {"beam_size": 3}, {"sample": True}])
 def test_limits_that_contradict_each_other_still_give_an_answer(model, changes):
     """Nothing may come twice, and yet more is wanted than there are tokens: then the output ends. A prefix is kept,
     whatever it repeats."""
-    config = settings(max_ratio=0.0, max_extra=40, no_repeat=1, min_length=30, **changes)
+    config = settings(max_ratio=0.0, max_extra=40, no_repeat_ngram=1, min_length=30, **changes)
     for hypotheses in run(model, SOURCES, config, prefixes=[[4, 4]] * len(SOURCES)):
         assert hypotheses[0].tokens[:2] == [4, 4]
         assert all(math.isfinite(logprob) for logprob in hypotheses[0].logprobs)
@@ -125,7 +126,7 @@ def test_continuations_are_the_likeliest_of_all(sentences, beam, vocab, width):
     beams = Beams(tokens, tokens.float(), torch.randn(sentences, beam, generator=generator))
     totals = logprobs.view(sentences, beam, vocab) + beams.scores[..., None]
     wanted, places = totals.flatten(1).topk(width)
-    origin, found = grown(beams, logprobs, width)
+    origin, found = expand(beams, logprobs, width)
     assert torch.equal(found.scores, wanted)
     assert torch.equal(origin, places // vocab)
     rows = torch.arange(sentences)[:, None]

@@ -5,9 +5,10 @@ import math
 import pytest
 
 import regard
-from regard.config.config import DecodeConfig
-from regard.inference.degeneration import Answer, Loop, flags, guarded, judged, longest_loop, surprise
-from regard.inference.predictor import Output, Token
+from regard.config.run import DecodeConfig
+from regard.inference.constraints import length_penalty
+from regard.inference.degeneration import Loop, find_flags, find_loop, flag_answers, flags, surprise
+from regard.tasks.task import Answer, Bounds, Token
 
 WORDS = ["<pad>", "<unk>", "<bos>", "<eos>", " ja", " nein", " 0", " doch", "."]
 
@@ -15,11 +16,11 @@ WORDS = ["<pad>", "<unk>", "<bos>", "<eos>", " ja", " nein", " 0", " doch", "."]
 def output(ids, eos=-0.1):
     """An output of these ids whose <eos> has this log-probability."""
     tokens = [Token(WORDS[i], -0.1, i) for i in ids]
-    return Output("".join(WORDS[i] for i in ids), -1.0, [*tokens, Token("<eos>", eos, 3)])
+    return Answer("".join(WORDS[i] for i in ids), -1.0, [*tokens, Token("<eos>", eos, 3)])
 
 
 def flagged(source, ids, limit=100, least=1 / 3, eos=-0.1):
-    return flags(source, output(ids, eos), limit, least=least, spell=lambda ids: "".join(WORDS[i] for i in ids))
+    return flags(source, output(ids, eos), Bounds(least, limit), spell=lambda ids: "".join(WORDS[i] for i in ids))
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def flagged(source, ids, limit=100, least=1 / 3, eos=-0.1):
     ],
 )
 def test_the_longest_loop(tokens, loop):
-    assert longest_loop(tokens) == loop
+    assert find_loop(tokens) == loop
 
 
 def test_a_good_output_has_no_flags():
@@ -75,20 +76,21 @@ def predictor(tiny_run):
 
 
 def test_a_run_judges_with_its_own_limit(predictor):
-    settings = DecodeConfig(beam=1, max_ratio=1.5, max_extra=2)
+    settings = DecodeConfig(beam_size=1, max_ratio=1.5, max_extra=2)
     ((cut,),) = predictor.predict(["abc"], settings=settings)  # too small to have learned how to end
     assert len(cut.tokens) - 1 == 8
-    assert "was cut at its limit of 8 tokens" in judged(predictor, predictor.encode("abc").ids[:-1], cut, settings)
+    (source,) = predictor.encode(["abc"])
+    assert "was cut at its limit of 8 tokens" in find_flags(predictor.task, source.ids[:-1], cut, settings)
 
 
 def test_unknown_words_are_words(predictor, monkeypatch):
     """They count when a limit is reckoned, and an empty answer to them is flagged."""
-    source = predictor.encode("!" * 12)
+    (source,) = predictor.encode(["!" * 12])
     assert set(source.ids) == {1, 3}
-    settings = DecodeConfig(beam=1, max_ratio=1.0, max_extra=5)
-    long = [answer.flags for answer in guarded(predictor, source, [output([4, 5, 7, 8] * 3, eos=-3.0)], settings)]
+    settings = DecodeConfig(beam_size=1, max_ratio=1.0, max_extra=5)
+    long = [answer.flags for answer in flag_answers(predictor, source, [output([4, 5, 7, 8] * 3, eos=-3.0)], settings)]
     assert long == [[]]
-    assert guarded(predictor, source, [output([])], settings)[0].flags == ["is empty"]
+    assert flag_answers(predictor, source, [output([])], settings)[0].flags == ["is empty"]
 
 
 def test_a_second_try_replaces_a_flagged_answer(predictor, monkeypatch):
@@ -96,28 +98,30 @@ def test_a_second_try_replaces_a_flagged_answer(predictor, monkeypatch):
     tries = []
 
     def predict(texts, *, best, settings):
-        tries.append((list(texts), settings.no_repeat))
+        tries.append((list(texts), settings.no_repeat_ngram))
         return [[output(good)] for _ in texts]
 
     monkeypatch.setattr(predictor, "predict", predict)
     monkeypatch.setattr(predictor.target, "decode", lambda ids: "".join(WORDS[i] for i in ids))
     settings = DecodeConfig()
-    source, answers = predictor.encode("b"), [output(loop)]
-    (flagged_,) = guarded(predictor, source, answers, settings)
+    (source,), answers = predictor.encode(["b"]), [output(loop)]
+    (flagged_,) = flag_answers(predictor, source, answers, settings)
     assert flagged_.flags == ["repeats 'ja' 6 times in a row"]
     assert not tries
-    assert guarded(predictor, source, [output(good)], settings, retry=True) == [Answer(output(good), [])]
+    assert flag_answers(predictor, source, [output(good)], settings, retry=True) == [output(good)._replace(flags=[])]
     assert not tries
-    (second,) = guarded(predictor, source, answers, settings, retry=True)
+    (second,) = flag_answers(predictor, source, answers, settings, retry=True)
     assert tries == [(["b"], 3)]
-    assert second.output.text == " ja nein doch"
+    assert second.text == " ja nein doch"
     (note,) = second.flags
     assert note.endswith("because the first answer repeats 'ja' 6 times in a row")
 
 
 def test_a_second_try_that_is_much_unlikelier_is_not_kept(predictor, monkeypatch):
-    unlikely = Output("x", -9.0, [Token("x", -5.0, 5), Token("<eos>", -5.0, 3)])
+    settings = DecodeConfig()
+    score = -10.0 / length_penalty(2.0, settings.length_penalty)
+    unlikely = Answer("x", score, [Token("x", -5.0, 5), Token("<eos>", -5.0, 3)])
     monkeypatch.setattr(predictor, "predict", lambda texts, *, best, settings: [[unlikely]])
-    (kept,) = guarded(predictor, predictor.encode("b"), [output([4] * 6)], DecodeConfig(), retry=True)
-    assert kept.output.text == " ja" * 6
-    assert surprise(Answer(unlikely, [])) == 5.0
+    (kept,) = flag_answers(predictor, *predictor.encode(["b"]), [output([4] * 6)], settings, retry=True)
+    assert kept.text == " ja" * 6
+    assert surprise(unlikely, settings) == pytest.approx(5.0)

@@ -7,12 +7,14 @@ import pytest
 import torch
 
 import regard
-from regard.config.config import EvaluateConfig
 from regard.config.data import TableData
-from regard.data.batching import Pair, collate
-from regard.data.files import Example
+from regard.config.run import EvaluateConfig
+from regard.data.batching import Row, collate
+from regard.data.examples import Example
 from regard.errors import DataError, InputError
-from regard.evaluation.evaluate import evaluate, perplexity
+from regard.evaluation.evaluate import evaluate, measure_nats
+from regard.inference.engine import Request
+from regard.tasks import make_task
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,7 @@ def test_how_texts_are_grouped_changes_nothing(predictor):
 def test_a_wide_beam_works_on_fewer_texts_at_once(predictor, monkeypatch):
     """A step's probabilities are bounded: hypotheses times the vocabulary."""
     texts, start, sizes = ["abcd", "a", "dcb", "bb"], predictor.model.start, []
-    settings = predictor.config.decode.model_copy(update={"beam": 3})
+    settings = predictor.config.decode.model_copy(update={"beam_size": 3})
     wanted = predictor.predict(texts, settings=settings)
     monkeypatch.setattr("regard.inference.predictor.CELLS", 2 * 3 * predictor.target.size)
     monkeypatch.setattr(predictor.model, "start", lambda *given: sizes.append(len(given[0])) or start(*given))
@@ -71,10 +73,10 @@ def test_a_wide_beam_works_on_fewer_texts_at_once(predictor, monkeypatch):
 def test_who_is_finished_does_not_wait_for_the_longest(predictor, monkeypatch, beam):
     steps, step = [], predictor.model.step
     monkeypatch.setattr(predictor.model, "step", lambda *given: steps.append(1) or step(*given))
-    settings = predictor.config.decode.model_copy(update={"beam": beam, "max_ratio": 2.0, "max_extra": 0})
-    sources = [predictor.encode(text) for text in ("abcdabcd", "", "a")]
+    settings = predictor.config.decode.model_copy(update={"beam_size": beam, "max_ratio": 2.0, "max_extra": 0})
+    sources = predictor.encode(["abcdabcd", "", "a"])
     when = {}
-    for place, outputs in filter(None, predictor.flow(sources, settings)):
+    for place, outputs in filter(None, predictor.answer(sources, Request(settings))):
         assert not torch.is_inference_mode_enabled()
         when[place] = len(steps)
         assert [output.text for output in outputs] == [
@@ -90,12 +92,13 @@ def test_perplexity_is_the_mean_surprise(predictor):
     total = tokens = 0
     for example in examples:
         source, target = (v.encode(t).ids for v, t in zip((predictor.source, predictor.target), example, strict=False))
-        batch = collate([Pair([*source, 3], target)])
+        batch = collate([Row([*source, 3], target)])
         with torch.inference_mode():
-            logprobs = predictor.model(batch).log_softmax(-1).gather(-1, batch.answer[..., None])
+            logprobs = predictor.model.logits(batch).log_softmax(-1).gather(-1, batch.answer[..., None])
         total -= float(logprobs.sum())
         tokens += batch.answer.numel()
-    assert perplexity(predictor, examples) == pytest.approx(math.exp(total / tokens), rel=1e-5)
+    found = measure_nats(predictor, examples).figures(range(len(examples)))
+    assert found["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
 
 
 def test_evaluation_adds_up(predictor):
@@ -106,12 +109,12 @@ def test_evaluation_adds_up(predictor):
     assert [bucket["examples"] for bucket in found.buckets] == [2, 1]
     assert [bucket["length"] for bucket in found.buckets] == ["1-3", "4+"]
     assert "version:" in found.signatures["bleu"]
-    grouped = evaluate(predictor, examples, settings.model_copy(update={"group": True}))
+    grouped = evaluate(predictor, examples, settings.model_copy(update={"multi_reference": True}))
     assert grouped.references == [["ba", "xx"], ["?"]]
     with pytest.raises(DataError, match=r"nothing to evaluate on: this split has no examples\.$"):
         evaluate(predictor, [], settings)
     other = copy.copy(predictor)
     data = TableData(kind="tsv", train=("a",), cut_valid=3)
-    other.config = predictor.config.model_copy(update={"data": data})
+    other.task = make_task(predictor.config.model_copy(update={"data": data}), predictor.task.vocabularies)
     with pytest.raises(DataError, match=r"no examples\. Set data\.test or data\.cut_test for test\.$"):
         evaluate(other, [], settings)

@@ -11,7 +11,7 @@ from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 from regard.data.vocabulary import PAD
-from regard.nn.loss import Blockwise, cross_entropy
+from regard.nn.loss import Blockwise, classify_loss, cross_entropy, token_surprise
 
 pytestmark = pytest.mark.usefixtures("exact")
 
@@ -125,3 +125,36 @@ def test_single_precision_is_near():
     found = cross_entropy(*(part.float() for part in inputs), answer, 0.1)
     assert found.total.dtype == torch.float32
     assert_close(found.total, rival(inputs, answer, 0.1).float(), rtol=1e-5, atol=0)
+
+
+# --- surprise, and choosing one --------------------------------------------------------------------------------------
+
+
+def test_the_surprise_of_every_row_is_its_share_of_the_plain_loss():
+    inputs, answer = drawn()
+    hidden, weight, bias = inputs
+    logits = hidden @ weight.mT + bias
+    for given in (logits, logits.log_softmax(-1)):
+        found = token_surprise(given, answer)
+        assert found.tokens.tolist() == [2, 5, 5]
+        for row in range(3):
+            assert_close(found.nats[row], rival([hidden[row], weight, bias], answer[row], 0.0), **EXACT)
+    assert_close(found.nats.sum(), cross_entropy(*inputs, answer, 0.1).plain, **EXACT)
+
+
+def test_a_row_that_wants_nothing_surprises_nobody():
+    found = token_surprise(torch.randn(2, 3, 7), torch.tensor([[PAD] * 3, [4, PAD, PAD]]))
+    assert found.nats[0] == 0
+    assert found.tokens.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_choosing_one_is_cross_entropy(smoothing):
+    logits, wanted = torch.randn(5, 7, requires_grad=True), torch.tensor([0, 6, 3, 3, 1])
+    found = classify_loss(logits, wanted, smoothing)
+    logprobs = logits.log_softmax(-1)
+    plain = -logprobs[torch.arange(5), wanted].sum()
+    assert_close(found.plain, plain, **EXACT)
+    assert not found.plain.requires_grad
+    assert_close(found.total, (1 - smoothing) * plain - smoothing * logprobs.mean(-1).sum(), **EXACT)
+    assert found.tokens == 5

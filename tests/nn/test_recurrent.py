@@ -7,8 +7,8 @@ from oracles import exact as exact
 from pydantic import ValidationError
 from torch.testing import assert_close
 
-from regard.config.config import RNNConfig
-from regard.nn.recurrent import NETWORKS, Decoder, Encoder
+from regard.config.model import RNNConfig
+from regard.nn.recurrent import NETWORKS, RecurrentDecoder, RecurrentEncoder
 
 pytestmark = pytest.mark.usefixtures("exact")
 
@@ -24,7 +24,7 @@ def settings(**changes):
 def sources(decoder, sentences=3):
     """What a decoder looks at, and its first state."""
     layers = len(decoder.cells)
-    return decoder.remember(torch.randn(sentences, 7, 6), torch.randn(sentences, layers, 6), LENGTHS[:sentences])
+    return decoder.begin(torch.randn(sentences, 7, 6), torch.randn(sentences, layers, 6), LENGTHS[:sentences])
 
 
 # --- the encoder -----------------------------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ def sources(decoder, sentences=3):
 @pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_encoder_reads_as_torch_does_each_sentence_alone(cell, directions, layers):
-    ours = shaken(Encoder(settings(cell=cell, bidirectional=directions == 2, layers=layers)))
+    ours = shaken(RecurrentEncoder(settings(cell=cell, bidirectional=directions == 2, layers=layers)))
     theirs = NETWORKS[cell](5, 6 // directions, layers, batch_first=True, bidirectional=directions == 2)
     theirs.load_state_dict(ours.network.state_dict())
     x = torch.randn(3, 8, 5)
@@ -52,7 +52,7 @@ def test_the_encoder_reads_as_torch_does_each_sentence_alone(cell, directions, l
 
 
 def test_the_last_state_of_each_direction_is_at_its_own_end():
-    encoder = shaken(Encoder(settings()))
+    encoder = shaken(RecurrentEncoder(settings()))
     states, last = encoder(torch.randn(3, 7, 5), LENGTHS)
     for row, length in enumerate(LENGTHS.tolist()):
         assert torch.equal(last[row, 0], torch.cat([states[row, length - 1, :3], states[row, 0, 3:]]))
@@ -64,8 +64,8 @@ def test_two_directions_need_an_even_size():
 
 
 def test_dropout_stands_between_layers_alone():
-    assert Encoder(settings(dropout=0.5)).network.dropout == 0
-    assert Encoder(settings(dropout=0.5, layers=2)).network.dropout == 0.5
+    assert RecurrentEncoder(settings(dropout=0.5)).network.dropout == 0
+    assert RecurrentEncoder(settings(dropout=0.5, layers=2)).network.dropout == 0.5
 
 
 # --- the decoder -----------------------------------------------------------------------------------------------------
@@ -80,10 +80,10 @@ def seen_by_hand(decoder, kind, state, states, length, last):
         case "dot":
             energies = [state @ other for other in states[:length]]
         case "general":
-            energies = [state @ attention.maps.key.weight @ other for other in states[:length]]
+            energies = [state @ attention.projection.key.weight @ other for other in states[:length]]
         case "additive":
-            asked = attention.maps.query.weight @ state + attention.maps.query.bias
-            keys = [attention.maps.key.weight @ other for other in states[:length]]
+            asked = attention.projection.query.weight @ state + attention.projection.query.bias
+            keys = [attention.projection.key.weight @ other for other in states[:length]]
             energies = [attention.score.vector @ torch.tanh(asked + key) for key in keys]
     return torch.stack(energies).softmax(0) @ states[:length]
 
@@ -108,9 +108,9 @@ def lstm_by_hand(cell, x, state, inner):
 @pytest.mark.parametrize("kind", ["none", "dot", "general", "additive"])
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_a_step_is_its_equations(cell, kind):
-    decoder = shaken(Decoder(settings(cell=cell, attention=kind, layers=2)))
+    decoder = shaken(RecurrentDecoder(settings(cell=cell, attention=kind, layers=2)))
     states, last, x = torch.randn(3, 7, 6), torch.randn(3, 2, 6), torch.randn(3, 5)
-    source, past = decoder.remember(states, last, LENGTHS)
+    source, past = decoder.begin(states, last, LENGTHS)
     assert_close(past.hidden, torch.tanh(last @ decoder.bridge.weight.mT + decoder.bridge.bias), **EXACT)
     past = past._replace(cell=torch.randn(3, 2, 6))
     joined, after = decoder.step(x, source, past)
@@ -130,7 +130,7 @@ def test_a_step_is_its_equations(cell, kind):
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_step_at_a_time_is_all_at_once(cell, attention):
-    decoder, x = shaken(Decoder(settings(cell=cell, attention=attention, layers=2))), torch.randn(3, 4, 5)
+    decoder, x = shaken(RecurrentDecoder(settings(cell=cell, attention=attention, layers=2))), torch.randn(3, 4, 5)
     source, first = sources(decoder)
     wanted, end = decoder(x, source, first)
     past, steps = first, []
@@ -146,28 +146,30 @@ def test_a_step_at_a_time_is_all_at_once(cell, attention):
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_hypotheses_of_one_sentence_look_at_the_same_source(attention, rows):
-    decoder, state = shaken(Decoder(settings(attention=attention))), torch.randn(3 * rows, 6)
+    decoder, state = shaken(RecurrentDecoder(settings(attention=attention))), torch.randn(3 * rows, 6)
     states, last = torch.randn(3, 7, 6), torch.randn(3, 1, 6)
-    found = decoder.look(state, decoder.remember(states, last, LENGTHS)[0])
+    found = decoder.attend_source(state, decoder.begin(states, last, LENGTHS)[0])
     for place, row in enumerate(range(0, 3 * rows, rows)):
         one = slice(place, place + 1)
-        alone, _ = decoder.remember(states[one], last[one], LENGTHS[one])
+        alone, _ = decoder.begin(states[one], last[one], LENGTHS[one])
         for number in range(row, row + rows):
-            assert_close(found[number : number + 1], decoder.look(state[number : number + 1], alone), **EXACT)
+            assert_close(found[number : number + 1], decoder.attend_source(state[number : number + 1], alone), **EXACT)
 
 
 def test_without_attention_the_context_is_the_last_state_at_every_step():
-    decoder = shaken(Decoder(settings(attention="none")))
+    decoder = shaken(RecurrentDecoder(settings(attention="none")))
     source, _ = sources(decoder)
     assert decoder.attention is None
-    assert torch.equal(decoder.look(torch.randn(3, 6), source), decoder.look(torch.randn(3, 6), source))
+    assert torch.equal(
+        decoder.attend_source(torch.randn(3, 6), source), decoder.attend_source(torch.randn(3, 6), source)
+    )
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_words_that_do_not_exist_are_not_seen(attention):
-    decoder, state = shaken(Decoder(settings(attention=attention))), torch.randn(3, 6)
+    decoder, state = shaken(RecurrentDecoder(settings(attention=attention))), torch.randn(3, 6)
     states, last = torch.randn(3, 7, 6), torch.randn(3, 1, 6)
-    before = decoder.look(state, decoder.remember(states, last, LENGTHS)[0])
+    before = decoder.attend_source(state, decoder.begin(states, last, LENGTHS)[0])
     for row, length in enumerate(LENGTHS.tolist()):
         states[row, length:] = 1e3
-    assert_close(decoder.look(state, decoder.remember(states, last, LENGTHS)[0]), before, **EXACT)
+    assert_close(decoder.attend_source(state, decoder.begin(states, last, LENGTHS)[0]), before, **EXACT)

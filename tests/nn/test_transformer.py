@@ -8,13 +8,15 @@ from torch import nn
 from torch.testing import assert_close
 
 from regard.attention.masks import causal, padding
-from regard.config.config import TransformerConfig
-from regard.nn.transformer import Block, Decoder, Encoder, FeedForward
-from regard.tasks.models import Transformer
+from regard.config.model import TransformerConfig
+from regard.nn.attention import CROSS, SOURCE, TARGET
+from regard.nn.kv_cache import KVCache
+from regard.nn.transformer import Block, Decoder, EncodedSource, Encoder, FeedForward
+from regard.tasks.seq2seq import Transformer
 
 pytestmark = pytest.mark.usefixtures("exact")
 
-POSITIONS = ["sinusoidal", "learned", "rotary", "linear", "none"]
+POSITIONS = ["sinusoidal", "learned", "rotary", "alibi", "none"]
 NORMS = ["pre", "post"]
 
 
@@ -30,10 +32,10 @@ def settings(**changes):
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("norm", NORMS)
 def test_an_encoder_block_is_the_one_of_torch(norm, activation, masked):
-    ours = shaken(Block(settings(norm=norm, activation=activation, positions="none"), cross=False))
+    ours = shaken(Block(settings(norm=norm, activation=activation, positions="none"), SOURCE))
     theirs = nn.TransformerEncoderLayer(12, 3, 7, 0.0, activation, batch_first=True, norm_first=norm == "pre")
     theirs.self_attn = rival(ours.self_attention)
-    theirs.linear1, theirs.linear2 = ours.feedforward.widen, ours.feedforward.narrow
+    theirs.linear1, theirs.linear2 = ours.feedforward.up, ours.feedforward.down
     theirs.norm1, theirs.norm2 = (residual.norm for residual in ours.residuals)
     x, mask = torch.randn(2, 5, 12), padding(torch.tensor([3, 5]), 5) if masked else None
     found, _ = ours(x, mask)
@@ -44,28 +46,62 @@ def test_an_encoder_block_is_the_one_of_torch(norm, activation, masked):
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_decoder_block_is_the_one_of_torch(norm, activation, masked):
-    ours = shaken(Block(settings(norm=norm, activation=activation, positions="none"), cross=True))
+    ours = shaken(Block(settings(norm=norm, activation=activation, positions="none"), TARGET, cross=True))
     theirs = nn.TransformerDecoderLayer(12, 3, 7, 0.0, activation, batch_first=True, norm_first=norm == "pre")
     theirs.self_attn, theirs.multihead_attn = rival(ours.self_attention), rival(ours.cross_attention)
-    theirs.linear1, theirs.linear2 = ours.feedforward.widen, ours.feedforward.narrow
+    theirs.linear1, theirs.linear2 = ours.feedforward.up, ours.feedforward.down
     theirs.norm1, theirs.norm2, theirs.norm3 = (residual.norm for residual in ours.residuals)
     x, states = torch.randn(2, 5, 12), torch.randn(2, 7, 12)
     ahead, hidden = (causal(5, 5), padding(torch.tensor([3, 7]), 7)) if masked else (None, None)
-    found, _ = ours(x, ahead, ours.cross_attention.remember(states), hidden)
+    found, _ = ours(x, ahead, ours.cross_attention.project_kv(states), hidden)
     masks = {"tgt_mask": ~ahead, "memory_key_padding_mask": ~hidden[:, 0, 0]} if masked else {}
     assert_close(found, theirs(x, states, **masks), **EXACT)
 
 
+@pytest.mark.parametrize("kv_heads", [None, 1])
+@pytest.mark.parametrize("norm", NORMS)
+def test_encoder_states_are_worth_as_much_as_their_keys_and_values(norm, kv_heads):
+    block = shaken(Block(settings(norm=norm, kv_heads=kv_heads), TARGET, cross=True))
+    x, states = torch.randn(6, 5, 12), torch.randn(2, 7, 12)  # three hypotheses of each sentence
+    masks = causal(5, 5), padding(torch.tensor([3, 7]), 7)
+    given = [block(x, masks[0], source, masks[1]) for source in (states, block.project_source(states))]
+    assert_close(*given, **EXACT)
+    assert_close(block.project_source(states), block.cross_attention.project_kv(states), **EXACT)
+
+
+def test_a_block_needs_no_source():
+    block, x = shaken(Block(settings(), TARGET, cross=True)), torch.randn(2, 5, 12)
+    found, kv = block(x, causal(5, 5))
+    alone = Block(settings(), TARGET)
+    alone.load_state_dict(
+        {
+            name.replace("residuals.2", "residuals.1"): weight
+            for name, weight in block.state_dict().items()
+            if "cross" not in name and "residuals.1" not in name
+        }
+    )
+    assert_close((found, kv), alone.eval()(x, causal(5, 5)), **EXACT)
+
+
+def test_attentions_of_stacks_say_what_stands_on_their_sides():
+    encoder, decoder = Encoder(settings(), 2, longest=11), Decoder(settings(), 2, longest=11, cross=True)
+    assert [(b.self_attention.kind, b.self_attention.axes) for b in encoder.blocks] == [("self", SOURCE)] * 2
+    assert [(b.self_attention.kind, b.self_attention.axes) for b in decoder.blocks] == [("self", TARGET)] * 2
+    assert [(b.cross_attention.kind, b.cross_attention.axes) for b in decoder.blocks] == [("cross", CROSS)] * 2
+
+
 def test_a_block_without_bias_has_it_in_its_norms_alone():
-    names = [name for name, _ in Block(settings(bias=False), cross=True).named_parameters() if name.endswith("bias")]
+    names = [
+        name for name, _ in Block(settings(bias=False), TARGET, cross=True).named_parameters() if name.endswith("bias")
+    ]
     assert names == [f"residuals.{number}.norm.bias" for number in range(3)]
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
 def test_feed_forward_sees_one_position_at_a_time(activation):
     part, x = shaken(FeedForward(5, 7, activation)), torch.randn(2, 3, 5)
-    bent = getattr(nn.functional, activation)(x[1, 2] @ part.widen.weight.mT + part.widen.bias)
-    assert_close(part(x)[1, 2], bent @ part.narrow.weight.mT + part.narrow.bias, **EXACT)
+    bent = getattr(nn.functional, activation)(x[1, 2] @ part.up.weight.mT + part.up.bias)
+    assert_close(part(x)[1, 2], bent @ part.down.weight.mT + part.down.bias, **EXACT)
 
 
 # --- D2, D4: encoder and decoder -------------------------------------------------------------------------------------
@@ -76,22 +112,26 @@ def test_feed_forward_sees_one_position_at_a_time(activation):
 def test_a_step_at_a_time_is_all_at_once(positions, norm):
     config = settings(positions=positions, norm=norm)
     decoder, x = shaken(Decoder(config, config.decoder_layers, longest=11, cross=True)), torch.randn(2, 7, 12)
-    source = decoder.remember(torch.randn(2, 5, 12), padding(torch.tensor([3, 5]), 5))
+    source = decoder.project_source(EncodedSource(torch.randn(2, 5, 12), padding(torch.tensor([3, 5]), 5)))
     wanted, whole = decoder(x, source)
-    past, steps = None, []
+    cache, steps = None, []
     for piece in x.split([1, 1, 3, 2], dim=1):
-        step, past = decoder(piece, source, past)
+        step, cache = decoder(piece, source, cache)
         steps.append(step)
     assert_close(torch.cat(steps, dim=1), wanted, **EXACT)
-    assert_close(past, whole, **EXACT)
+    assert_close(cache, whole, **EXACT)
+    assert cache.length == cache.start == 7
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_hypotheses_of_one_sentence_look_at_the_same_source(positions):
     decoder, x = shaken(Decoder(settings(positions=positions), 2, longest=11, cross=True)), torch.randn(6, 4, 12)
     states, mask = torch.randn(2, 5, 12), padding(torch.tensor([3, 5]), 5)
-    copied = decoder.remember(states.repeat_interleave(3, dim=0), mask.repeat_interleave(3, dim=0))
-    assert_close(decoder(x, decoder.remember(states, mask))[0], decoder(x, copied)[0], **EXACT)
+    source = EncodedSource(states, mask)
+    copied = EncodedSource(states.repeat_interleave(3, dim=0), mask.repeat_interleave(3, dim=0))
+    wanted, _ = decoder(x, copied)
+    for one in (source, decoder.project_source(source), decoder.project_source(copied)):
+        assert_close(decoder(x, one)[0], wanted, **EXACT)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -107,12 +147,38 @@ def test_padding_more_changes_nothing(positions, norm):
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_what_comes_later_is_not_seen(positions):
     decoder, x = shaken(Decoder(settings(positions=positions), 2, longest=11, cross=True)), torch.randn(2, 7, 12)
-    source = decoder.remember(torch.randn(2, 5, 12), None)
+    source = decoder.project_source(EncodedSource(torch.randn(2, 5, 12), None))
     before, _ = decoder(x, source)
     x[:, 4] = torch.randn(2, 12)
     after, _ = decoder(x, source)
     assert_close(after[:, :4], before[:, :4], **EXACT)
     assert (after[:, 4:] - before[:, 4:]).norm(dim=-1).min() > 1e-3
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_a_source_may_be_projected_before(positions):
+    decoder, x = shaken(Decoder(settings(positions=positions), 2, longest=11, cross=True)), torch.randn(2, 7, 12)
+    source = EncodedSource(torch.randn(2, 5, 12), padding(torch.tensor([3, 5]), 5))
+    projected = decoder.project_source(source)
+    assert len(projected.projected) == 2
+    assert projected._replace(projected=()) == source
+    assert_close(decoder(x, projected), decoder(x, source), **EXACT)
+    with torch.no_grad():
+        assert_close(decoder(x, decoder.project_source(source)), decoder(x, source), **EXACT)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_padding_before_a_text_changes_nothing(positions):
+    decoder, x = shaken(Decoder(settings(positions=positions), 2, longest=11)), torch.randn(2, 7, 12)
+    shift = torch.tensor([3, 0])
+    real = torch.arange(5) >= shift[:, None]
+    found, cache = decoder(x[:, :5], cache=KVCache(start=-shift), real=real)
+    later, after = decoder(x[:, 5:], cache=cache)
+    for row, first in enumerate(shift.tolist()):
+        alone, _ = decoder(x[row : row + 1, first:])
+        assert_close(torch.cat([found, later], dim=1)[row, first:], alone[0], **EXACT)
+    assert after.start.tolist() == [4, 7]
+    assert after.real.tolist() == [[False] * 3 + [True] * 4, [True] * 7]
 
 
 def test_pre_norm_ends_with_a_norm_and_post_norm_does_not():
@@ -146,7 +212,7 @@ def same_weights(theirs, ours):
             for attention, part in attentions:
                 attention.q_proj, attention.k_proj, attention.v_proj = three_maps(part)
                 attention.out_proj = part.output
-            layer.fc1, layer.fc2 = block.feedforward.widen, block.feedforward.narrow
+            layer.fc1, layer.fc2 = block.feedforward.up, block.feedforward.down
             for name, residual in zip(norms, block.residuals, strict=True):
                 setattr(layer, name, residual.norm)
     theirs.lm_head.weight = ours.output.weight

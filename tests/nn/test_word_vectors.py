@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from regard.errors import DataError
-from regard.nn import word_vectors as embeddings
-from regard.nn.layers import embedding
-from regard.nn.word_vectors import count, information, load, neighbours
+from regard.nn import word_vectors
+from regard.nn.layers import make_embedding
+from regard.nn.word_vectors import compute_ppmi, count_neighbours, count_vectors, load_vectors
 
 # --- files of vectors ------------------------------------------------------------------------------------------------
 
@@ -22,9 +22,9 @@ LINES = ["a 1 2e-3", "unheard 7 8", "new york 3 4.5", "4 5 -6"]
 
 def loaded(folder, text, size=2):
     """How many rows were filled from a file with this text, and the table of three."""
-    path, table = folder / "vectors.txt", embedding(3, size)
+    path, table = folder / "vectors.txt", make_embedding(3, size)
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return load(table, str(path), WORDS.get), table
+    return load_vectors(table, str(path), WORDS.get), table
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_vectors_load_in_every_form(tmp_path, text):
 
 def test_a_word_without_a_vector_keeps_its_row(tmp_path):
     torch.manual_seed(7)
-    before = embedding(3, 2).weight[:2]
+    before = make_embedding(3, 2).weight[:2]
     torch.manual_seed(7)
     filled, table = loaded(tmp_path, LINES[0])
     assert filled == 1
@@ -79,14 +79,14 @@ def test_a_file_that_cannot_serve_is_explained(tmp_path, text, message):
 def test_the_first_spelling_of_a_word_counts(tmp_path):
     """Files have the frequent one first; another that is the same word to the vocabulary changes nothing."""
     (tmp_path / "vectors.txt").write_text("the 1 2\nThe 3 4\nTHE 5 6\n", encoding="utf-8")
-    table = embedding(3, 2)
-    assert load(table, str(tmp_path / "vectors.txt"), {"the": 1, "The": 1, "THE": 1}.get) == 1
+    table = make_embedding(3, 2)
+    assert load_vectors(table, str(tmp_path / "vectors.txt"), {"the": 1, "The": 1, "THE": 1}.get) == 1
     assert table.weight[1].tolist() == [1.0, 2.0]
 
 
 def test_a_file_that_does_not_exist_is_explained(tmp_path):
     with pytest.raises(DataError, match=r"vectors\.txt does not exist\."):
-        load(embedding(3, 2), str(tmp_path / "vectors.txt"), WORDS.get)
+        load_vectors(make_embedding(3, 2), str(tmp_path / "vectors.txt"), WORDS.get)
 
 
 @pytest.mark.parametrize("word", ["\x85", "\u2028", "x\x1cy"])
@@ -103,7 +103,7 @@ def counted(texts, entries):
     for text in texts:
         for i, one in enumerate(text):
             for j, other in enumerate(text):
-                if 0 < abs(i - j) <= embeddings.WINDOW:
+                if 0 < abs(i - j) <= word_vectors.WINDOW:
                     table[one, other + (entries if j < i else 0)] += 1 / abs(i - j)
     return table
 
@@ -111,14 +111,14 @@ def counted(texts, entries):
 @pytest.mark.parametrize("piece", [7, 2**21])
 def test_neighbours_are_counted_by_distance_and_side(monkeypatch, piece):
     """In pieces too: pairs that stand across two of them are lost, which a piece that ends with a text has none of."""
-    monkeypatch.setattr(embeddings, "PIECE", piece)
+    monkeypatch.setattr(word_vectors, "PIECE", piece)
     texts = [[4, 5, 6, 4, 5], [], [6], [5, 5]] if piece > 7 else [[4, 5, 6, 4, 5], [4, 4, 6, 6, 5], [6, 5, 6, 5, 6]]
-    assert_close(neighbours(texts, 7).to_dense(), counted(texts, 7))
+    assert_close(count_neighbours(texts, 7).to_dense(), counted(texts, 7))
 
 
 def test_information_is_by_how_much_a_neighbour_is_likelier_than_by_chance():
     counts = torch.tensor([[4.0, 0.0, 1.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
-    found = information(counts.to_sparse(), power=1.0).to_dense()
+    found = compute_ppmi(counts.to_sparse(), power=1.0).to_dense()
     joint = counts / counts.sum()
     wanted = (joint / joint.sum(1, keepdim=True) / joint.sum(0)).log().clamp(min=0).nan_to_num(0.0)
     assert_close(found, wanted)
@@ -128,11 +128,11 @@ def test_rows_are_those_of_the_exact_decomposition():
     """A table as wide as the matrix has directions keeps all there is to know: the cosines of the exact one."""
     chance = random.Random(3)
     texts = [[chance.randrange(4, 12) for _ in range(9)] for _ in range(30)]
-    table = embedding(12, 12)
+    table = make_embedding(12, 12)
     before = table.weight[:4].clone()
-    assert count(table, texts) == 8
+    assert count_vectors(table, texts) == 8
     assert torch.equal(table.weight[:4], before)  # ids without neighbours keep their rows
-    left, values, _ = torch.linalg.svd(information(neighbours(texts, 12)).to_dense())
+    left, values, _ = torch.linalg.svd(compute_ppmi(count_neighbours(texts, 12)).to_dense())
     exact = F.normalize((left * values.sqrt())[4:], dim=1)
     rows = table.weight[4:].detach()
     assert_close(rows @ rows.T, exact @ exact.T, rtol=0, atol=1e-4)
@@ -143,9 +143,9 @@ def test_words_of_a_kind_are_alike():
     chance = random.Random(5)
     animals, verbs, the = range(4, 12), range(12, 20), 20
     texts = [[the, chance.choice(animals), chance.choice(verbs), the, chance.choice(animals)] for _ in range(400)]
-    table = embedding(21, 4)
+    table = make_embedding(21, 4)
     state = torch.get_rng_state()
-    assert count(table, texts) == 17
+    assert count_vectors(table, texts) == 17
     assert torch.equal(torch.get_rng_state(), state)  # what is drawn later does not depend on it
     rows = F.normalize(table.weight[4:20].detach(), dim=1)
     near = (rows @ rows.T).fill_diagonal_(-1).argmax(1)
@@ -153,14 +153,14 @@ def test_words_of_a_kind_are_alike():
 
 
 def test_a_table_that_is_wider_than_the_text_is_rich():
-    table = embedding(6, 64)
-    assert count(table, [[4, 5, 4]]) == 2
+    table = make_embedding(6, 64)
+    assert count_vectors(table, [[4, 5, 4]]) == 2
     assert table.weight.isfinite().all()
     assert_close(table.weight[4:].norm(dim=1), torch.ones(2))
 
 
 def test_nothing_to_count_changes_nothing():
-    table = embedding(6, 3)
+    table = make_embedding(6, 3)
     before = table.weight.clone()
-    assert count(table, [[], [4]]) == 0
+    assert count_vectors(table, [[], [4]]) == 0
     assert torch.equal(table.weight, before)

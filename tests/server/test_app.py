@@ -18,9 +18,9 @@ from serving import every_task, live
 
 import regard
 from regard.errors import ConfigError
-from regard.server.app import STUDIO, opened, serve, server_settings
-from regard.server.batcher import ServeSettings
+from regard.server.app import STUDIO, open_runs, read_settings, serve
 from regard.server.middleware import POLICY
+from regard.server.settings import ServeSettings
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +53,7 @@ def test_models(client, predictor):
     assert (plain["source"], plain["target"]) == (None, None)
     assert first["decode"] == predictor.config.decode.model_dump()
     assert first["about"] == predictor.config.about
+    assert first["form"] == predictor.task.form._asdict()
 
 
 def test_predict(client, predictor):
@@ -61,7 +62,10 @@ def test_predict(client, predictor):
     for text, answers in zip(["abc", "", "dd"], found["answers"], strict=True):
         (wanted,) = predictor.predict([text], best=2)
         assert [answer["text"] for answer in answers] == [output.text for output in wanted]
-        assert [len(answer["tokens"]) for answer in answers] == [len(output.tokens) for output in wanted]
+        for answer, output in zip(answers, wanted, strict=True):
+            assert [token["text"] for token in answer["tokens"]] == [token.text for token in output.tokens]
+            logprobs = [token.logprob for token in output.tokens]
+            assert [token["logprob"] for token in answer["tokens"]] == pytest.approx(logprobs)
     assert found["answers"][0][0]["flags"] == ["is empty"]  # it has not learned anything
     assert found["answers"][1] == [{"text": "", "score": 0.0, "tokens": [], "flags": []}]
 
@@ -70,10 +74,10 @@ def test_settings_of_a_request(client, predictor):
     def ask(**settings):
         return client.post("/v1/predict", json={"text": "abcd", "settings": settings}).json()["answers"][0][0]["text"]
 
-    for changes in ({"beam": 1, "max_extra": 3}, {"sample": True, "seed": 7, "top_k": 5}, {"no_repeat": 1}):
+    for changes in ({"beam_size": 1, "max_extra": 3}, {"sample": True, "seed": 7, "top_k": 5}, {"no_repeat_ngram": 1}):
         settings = predictor.config.decode.model_copy(update=changes)
         assert ask(**changes) == predictor.predict(["abcd"], settings=settings)[0][0].text
-    assert ask(beam=None) == predictor("abcd")
+    assert ask(beam_size=None) == predictor("abcd")
 
 
 def test_look(client):
@@ -176,12 +180,13 @@ def test_looking_at_every_task(tasks):
             assert entry["shape"][1:] == [len(tree["tokens"][entry[axis]]) for axis in ("rows", "columns")]
         if "class" in predictors[model].config.model.kind:
             assert len(tree["scores"]["logprobs"]) == len(tree["tokens"]["query"]) == 3
+        assert tree["form"] == predictors[model].task.form._asdict()
     spans = client.post("/v1/look", json={"model": "span", "best": 2, **STORY}).json()["answers"]
     assert all(STORY["context"][slice(*answer["span"])] == answer["text"] for answer in spans)
     forced = client.post("/v1/look", json={"model": "letters", "text": "the", "target": " fox"}).json()
     assert "".join(token["text"] for token in forced["tokens"]["query"][2:-1]) == " fox"
     wrong = client.post("/v1/look", json={"model": "classes", "text": "the", "target": "food"})
-    assert refused(wrong, 400, "a target can be given to a model that writes; this one does not.")
+    assert refused(wrong, 400, "they cannot begin with a prefix, nor can a target be given.")
 
 
 def test_page_and_documentation(client):
@@ -222,11 +227,17 @@ WRONG = [
     ({"text": "a", "best": 0}, 422, "best: input should be greater than or equal to 1."),
     ({"text": "a", "best": 21}, 422, "best: input should be less than or equal to 20."),
     ({"text": "a", "best": "2"}, 422, "best: input should be a valid integer."),
-    ({"text": "a", "settings": {"beem": 3}}, 422, "unknown field settings.beem. Did you mean beam?"),
-    ({"text": "a", "settings": {"beam": 65}}, 422, "settings.beam: input should be less than or equal to 64."),
-    ({"text": "a", "settings": {"beam": 10**30}}, 422, "settings.beam: input should be less than or equal to 64."),
+    ({"text": "a", "settings": {"beem_size": 3}}, 422, "unknown field settings.beem_size. Did you mean beam_size?"),
+    ({"text": "a", "settings": {"quantization": "int8"}}, 422, "unknown field settings.quantization."),
+    ({"text": "a", "logprobs": 1}, 422, "logprobs: input should be a valid boolean."),
+    ({"text": "a", "settings": {"beam_size": 65}}, 422, "beam_size: input should be less than or equal to 64."),
+    (
+        {"text": "a", "settings": {"beam_size": 10**30}},
+        422,
+        "settings.beam_size: input should be less than or equal to 64.",
+    ),
     ({"text": "a", "settings": {"seed": 2**32}}, 422, "settings.seed: input should be less than 4294967296."),
-    ({"text": "a", "settings": {"no_repeat": 10**9}}, 422, "settings.no_repeat: "),
+    ({"text": "a", "settings": {"no_repeat_ngram": 10**9}}, 422, "settings.no_repeat_ngram: "),
     ({"text": "a", "settings": {"temperature": 0}}, 422, "settings.temperature: "),
     ({"text": "a", "settings": {"length_penalty": 1e308}}, 422, "settings.length_penalty: "),
     ({"text": "a", "settings": {"sample": 1}}, 422, "settings.sample: input should be a valid boolean."),
@@ -288,9 +299,9 @@ def test_paths_and_methods_that_are_wrong(client):
     assert refused(client.get("/nothing"), 404, "nothing is at /nothing; /docs lists what is.")
     assert refused(client.delete("/v1/predict"), 405, "DELETE is not possible at /v1/predict, only POST.")
     assert client.delete("/v1/predict").headers["allow"] == "POST"
-    for name in ("../serve.py", "..%2fserve.py", "%2e%2e/serve.py", "%00", "....//index.html"):
+    for name in ("../app.py", "..%2fapp.py", "%2e%2e/app.py", "%00", "....//index.html"):
         assert httpx.get(f"{client.base_url}/studio/{name}").status_code == 404
-    assert refused(client.get("/studio/serve.py"), 404, "there is no page file 'serve.py'.")
+    assert refused(client.get("/studio/app.py"), 404, "there is no page file 'app.py'.")
 
 
 def test_a_breakdown_is_said_and_logged(predictor, monkeypatch, caplog):
@@ -298,7 +309,7 @@ def test_a_breakdown_is_said_and_logged(predictor, monkeypatch, caplog):
         raise ZeroDivisionError("a bug")
 
     with live({"tiny": predictor}) as server:
-        monkeypatch.setattr(predictor, "flow", broken)
+        monkeypatch.setattr(predictor, "answer", broken)
         response = httpx.post(f"{server.url}/v1/predict", json={"text": "a"})
         assert refused(response, 500, "the server made a mistake; its log says which.")
     assert "ZeroDivisionError: a bug" in caplog.text
@@ -334,7 +345,7 @@ def test_cors(predictor):
             assert response.headers.get("access-control-allow-origin") == allowed
 
 
-def test_pages_elsewhere_can_read_the_refusals_of_the_gate(predictor, monkeypatch):
+def test_pages_elsewhere_can_read_the_refusals_of_the_middleware(predictor, monkeypatch):
     def broken(*texts, **options):
         raise ZeroDivisionError("a bug")
 
@@ -345,7 +356,7 @@ def test_pages_elsewhere_can_read_the_refusals_of_the_gate(predictor, monkeypatc
         time.sleep(0.8)
         yield b'"a"}'
 
-    monkeypatch.setattr(predictor, "flow", broken)
+    monkeypatch.setattr(predictor, "answer", broken)
     with live({"tiny": predictor}, **settings) as server, httpx.Client(base_url=server.url) as client:
         bodies = {413: b"x" * 200, 408: slowly(), 500: b'{"text": "a"}'}
         for status, content in bodies.items():
@@ -364,15 +375,15 @@ def test_pages_elsewhere_can_read_the_refusals_of_the_gate(predictor, monkeypatc
 
 def test_settings_come_from_changes():
     changes = ["serve.port=0", "text.longer=cut", 'serve.keys=["a"]']
-    assert server_settings(changes) == (ServeSettings(port=0, keys=("a",)), ["text.longer=cut"])
+    assert read_settings(changes) == (ServeSettings(port=0, keys=("a",)), ["text.longer=cut"])
     with pytest.raises(ConfigError, match=r"unknown setting serve\.prt\. Did you mean serve\.port\?"):
-        server_settings(["serve.prt=1"])
+        read_settings(["serve.prt=1"])
     with pytest.raises(ConfigError, match=r"setting serve\.port is 70000: "):
-        server_settings(["serve.port=70000"])
+        read_settings(["serve.port=70000"])
     with pytest.raises(ConfigError, match=r"setting serve\.timeout is inf: Input should be a finite number"):
-        server_settings(["serve.timeout=inf"])
+        read_settings(["serve.timeout=inf"])
     with pytest.raises(ConfigError, match=r"setting serve\.keys\.0: ") as refused:
-        server_settings(["serve.keys=[123456]"])
+        read_settings(["serve.keys=[123456]"])
     assert "123456" not in str(refused.value)
 
 
@@ -389,7 +400,7 @@ def test_runs_have_different_names(tiny_run, tmp_path):
     (tmp_path / "tiny").symlink_to(tiny_run)
     (tmp_path / "other").mkdir()
     with pytest.raises(ConfigError, match="two runs are named tiny, and a model is asked for by name"):
-        opened([tiny_run, tmp_path / "other" / ".." / "tiny"], [], "cpu")
+        open_runs([tiny_run, tmp_path / "other" / ".." / "tiny"], [], "cpu")
     with pytest.raises(ConfigError, match="give at least one run"):
         serve([], ServeSettings())
 
@@ -409,8 +420,8 @@ def test_without_the_extra_the_remedy_is_said(monkeypatch):
 STARTED = """
 import sys
 from pathlib import Path
-from regard.server.app import serve, server_settings
-serve([Path(sys.argv[1])], server_settings(["serve.port=0", "serve.threads=1", "text.languages=['en','de']"])[0])
+from regard.server.app import read_settings, serve
+serve([Path(sys.argv[1])], read_settings(["serve.port=0", "serve.threads=1", "text.languages=['en','de']"])[0])
 """
 
 

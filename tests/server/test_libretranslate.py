@@ -13,7 +13,7 @@ from libretranslatepy import LibreTranslateAPI
 from serving import live
 
 import regard
-from regard.server.libretranslate import Piece, language_name, pieces, written
+from regard.server.libretranslate import Segment, fill_document, language_name, split_document
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +197,7 @@ def test_what_is_odd_but_right(client):
 
 def upper(document, form):
     """A document with its texts in capitals."""
-    return "".join(piece.raw.upper() if piece.is_text else piece.raw for piece in pieces(document, form))
+    return "".join(piece.raw.upper() if piece.is_text else piece.raw for piece in split_document(document, form))
 
 
 @pytest.mark.parametrize(
@@ -223,19 +223,19 @@ def test_tags_stay_as_they_are(document, wanted):
 @given(st.text("<>/!-?ab&;#'\" \n=") | st.text())
 def test_pieces_make_up_the_document(document):
     for form in ("text", "html"):
-        assert "".join(piece.raw for piece in pieces(document, form)) == document
+        assert "".join(piece.raw for piece in split_document(document, form)) == document
 
 
 @pytest.mark.parametrize("bad", ["<!--", '<a"', "<a ", "</", "<![", "&#", "<a b='", "<script>", "<style ", "a\n"])
 def test_splitting_takes_little_time(bad):
     began = time.perf_counter()
-    pieces((bad * 5000)[:5000], "html")
+    split_document((bad * 5000)[:5000], "html")
     assert time.perf_counter() - began < 0.5
 
 
 def test_signs_alone_are_not_translated():
-    assert [piece.is_text for piece in pieces("<b>a</b>.", "html")] == [False, True, False, False]
-    assert pieces(".", "text") == [Piece(".", True)]
+    assert [piece.is_text for piece in split_document("<b>a</b>.", "html")] == [False, True, False, False]
+    assert split_document(".", "text") == [Segment(".", True)]
 
 
 def test_entities_are_what_they_stand_for():
@@ -243,18 +243,18 @@ def test_entities_are_what_they_stand_for():
     assert upper("<b>&copy; &raquo;</b>&nbsp; a&nbsp;b&#160;\n", "html") == (
         "<b>&copy; &raquo;</b>&nbsp; A&NBSP;B&#160;\n"
     )
-    assert [piece.is_text for piece in pieces("&eacute;", "html")] == [True]
+    assert [piece.is_text for piece in split_document("&eacute;", "html")] == [True]
 
 
 def test_text_is_one_piece_across_entities():
-    assert pieces("<b> a &lt; b </b>", "html")[2] == Piece("a &lt; b", True)
+    assert split_document("<b> a &lt; b </b>", "html")[2] == Segment("a &lt; b", True)
 
 
 def test_html_is_read_and_written(client, answer):
     got = client.post("/translate", json=body("<p>a&amp;b</p>", format="html")).json()
     assert got["translatedText"] == f"<p>{answer('a&b').replace('<', '&lt;')}</p>"
     assert got["translatedText"].count("<unk>") == 0
-    assert written(["<b>", "</b>"], 0, "html") == "<b></b>"
+    assert fill_document(["<b>", "</b>"], 0, "html") == "<b></b>"
 
 
 def test_detection(client, predictors):

@@ -1,4 +1,4 @@
-"""What the door keeps out: bodies that are too large, clients that are too slow."""
+"""What the middleware keeps out: bodies that are too large, clients that are too slow."""
 
 import asyncio
 import contextlib
@@ -11,9 +11,9 @@ from serving import live
 from starlette.datastructures import Headers
 
 import regard
-from regard.server.batcher import RefusedError, ServeSettings
-from regard.server.middleware import Gate, problem
+from regard.server.middleware import Middleware, problem
 from regard.server.service import Service
+from regard.server.settings import RefusedError, ServeSettings
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_a_body_that_does_not_say_its_size(server):
 
 def test_no_more_is_read_than_may_be(server):
     """Of an endless body, one chunk beyond the limit."""
-    gate = Gate(None, Service({}, ServeSettings(max_body=1000)))
+    middleware = Middleware(None, Service({}, ServeSettings(max_body=1000)))
     read = []
 
     async def receive():
@@ -74,11 +74,11 @@ def test_no_more_is_read_than_may_be(server):
         return {"type": "http.request", "body": b"x" * 100, "more_body": True}
 
     with pytest.raises(RefusedError, match="more than 1,000 bytes"):
-        asyncio.run(gate.body(Headers({}), receive))
+        asyncio.run(middleware.read_body(Headers({}), receive))
     assert len(read) == 11
     for length in ("1001", "9" * 5000):
         with pytest.raises(RefusedError, match="more than 1,000 bytes"):
-            asyncio.run(gate.body(Headers({"content-length": length}), receive))
+            asyncio.run(middleware.read_body(Headers({"content-length": length}), receive))
     assert len(read) == 11
 
 

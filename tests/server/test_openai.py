@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from serving import language_run, live, wait_until
 
 import regard
-from regard.config.config import Tokenization
+from regard.config.text import Tokenization
 from regard.data.vocabulary import BOS, EOS, Vocabulary
+from regard.inference.ctranslate2_engine import CTranslate2Engine
+from regard.inference.engine import TorchEngine
 from regard.inference.predictor import Predictor
-from regard.server.completions import Choice, CompletionBody, Prompt, held
-from regard.tasks.models import Language
+from regard.server.completions import Choice, CompletionBody, Prompt, held_back
+from regard.tasks.language_model import LanguageModel
 
 KOREAN = "안녕하세요. 나는 학교에 갑니다. 저 숲에 새가 있다.\n" * 40
 ENGLISH = "the quick brown fox jumps over the lazy dog. " * 60
@@ -29,7 +31,7 @@ def predictors(tmp_path_factory, tiny_run):
     folder = tmp_path_factory.mktemp("language")
     return {
         "turn": regard.load(tiny_run, device="cpu"),
-        "letters": language_run(folder / "letters", ENGLISH, "char", begin=False),
+        "letters": language_run(folder / "letters", ENGLISH, "char", add_bos=False),
         "bytes": language_run(folder / "bytes", KOREAN, "byte", steps=150),
         "words": language_run(folder / "words", ENGLISH, "bpe", steps=20, positions="rotary"),
     }
@@ -75,7 +77,7 @@ def test_models(client):
 
 def test_a_greedy_completion_is_the_models(client, predictors):
     predictor = predictors["letters"]
-    settings = predictor.config.decode.model_copy(update={"beam": 1, "max_ratio": 0.0, "max_extra": 20})
+    settings = predictor.config.decode.model_copy(update={"beam_size": 1, "max_ratio": 0.0, "max_extra": 20})
     want = predictor.predict(["the qu"], settings=settings)[0][0].text
     found = client.completions.create(model="letters", prompt="the qu", max_tokens=20, temperature=0)
     assert found.object == "text_completion"
@@ -136,7 +138,7 @@ def test_logprobs_are_the_models(client, predictors):
         found = choice.logprobs
         ids = [*([BOS] if name == "words" else []), *predictor.source.encode("the lazy").ids]
         written = client.completions.create(**body).choices[0].text
-        whole = [*ids, *predictor.beginning(predictor.encode("the lazy"), written)]
+        whole = [*ids, *predictor.task.prefix_ids(*predictor.encode(["the lazy"]), written)]
         row = torch.tensor([whole])
         with torch.inference_mode():
             logits = predictor.model.output(predictor.model.decoder(predictor.model.source_embedding(row[:, :-1]))[0])
@@ -197,7 +199,7 @@ def test_token_ids_are_taken(client, predictors):
 
 def test_a_prompt_may_fill_the_context(client, predictors):
     """<bos> is counted once: the text and its own ids are taken or refused alike."""
-    ids, most = predictors["words"].encode("the").ids, predictors["words"].config.text.max_length
+    ids, most = predictors["words"].encode(["the"])[0].ids, predictors["words"].config.text.max_length
     assert ids[0] == 2
     for prompt in ("the", ids):
         client.completions.create(model="words", prompt=prompt, max_tokens=most - len(ids))
@@ -213,33 +215,29 @@ def test_penalties_push_repeats_away(client):
     assert len(set(pushed)) > len(set(plain))
 
 
-class Other(Predictor):
-    """A predictor that another engine would decode for: it tells tokens, and no distributions."""
-
-    own = False
-
-    def __init__(self, inner):
-        super().__init__(inner.model, inner.config, inner.source, inner.target)
-
-    def written(self, *given):
-        return super().written(*given)
-
-
-def test_another_engine(client, predictors):
-    body = {"model": "letters", "prompt": "the quick", "max_tokens": 12}
-    with live({"letters": Other(predictors["letters"])}) as server:
+def test_every_engine_writes_the_same(client, predictors):
+    """Completions are always written by our own engine, whichever answers the other questions."""
+    pytest.importorskip("ctranslate2")
+    fast = predictors["letters"]
+    assert isinstance(fast.engine, CTranslate2Engine)
+    with live({"letters": Predictor(fast.task, fast.model, TorchEngine(fast.task, fast.model))}) as server:
         other = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        body = {"model": "letters", "prompt": "the quick", "max_tokens": 12}
         assert streamed(other, **body, temperature=0)[0] == streamed(client, **body, temperature=0)[0]
         two = other.completions.create(**body, temperature=1.5, seed=1, n=2, logprobs=0)
         assert len({choice.text for choice in two.choices}) == 2
-        assert [len(choice.logprobs.tokens) for choice in two.choices] == [12, 12]
+        assert sum(len(choice.logprobs.tokens) for choice in two.choices) == two.usage.completion_tokens > 12
         found = other.completions.create(**body, temperature=0, stop=" ", echo=True).choices[0]
         assert (found.finish_reason, found.text[:9]) == ("stop", "the quick")
-        for wrong in ({"logprobs": 1}, {"presence_penalty": 1}, {"echo": True, "logprobs": 0}):
-            with pytest.raises(
-                openai.BadRequestError, match="gives no distributions: leave logprobs and penalties out"
-            ):
-                other.completions.create(**body, **wrong)
+        for changes in (
+            {"temperature": 1.5, "seed": 1, "n": 2, "logprobs": 0},
+            {"temperature": 0, "stop": " ", "echo": True},
+            {"temperature": 0, "logprobs": 1},
+            {"seed": 3, "presence_penalty": 1},
+            {"seed": 3, "echo": True, "logprobs": 0},
+        ):
+            one, two = (each.completions.create(**body, **changes) for each in (client, other))
+            assert one.choices == two.choices
         other.close()
 
 
@@ -329,12 +327,12 @@ class Slow(Predictor):
     """A predictor whose model waits before every step until it may go."""
 
     def __init__(self, inner):
-        super().__init__(inner.model, inner.config, inner.source, inner.target)
+        super().__init__(inner.task, inner.model)
         self.steps, self.go = 0, threading.Semaphore(0)
         self.model = SlowModel(inner.model, self)
 
 
-class SlowModel(Language):
+class SlowModel(LanguageModel):
     def __init__(self, inner, owner):
         torch.nn.Module.__init__(self)
         self.__dict__.update(inner.__dict__)
@@ -405,7 +403,7 @@ def test_a_full_queue_and_a_breakdown(slow, monkeypatch):
             if slow.steps > 5:
                 raise ZeroDivisionError("a bug")
             slow.steps += 1
-            return Language.step(slow.model, *_)
+            return LanguageModel.step(slow.model, *_)
 
         monkeypatch.setattr(slow.model, "step", broken, raising=False)
         with pytest.raises(openai.APIError, match="the server made a mistake"):
@@ -419,11 +417,11 @@ def test_a_full_queue_and_a_breakdown(slow, monkeypatch):
 
 
 def test_the_beginning_of_a_stop():
-    assert held("ab", ["bcd"]) == 1
-    assert held("abc", ["bcd", "cx"]) == 2
-    assert held("", ["a"]) == 0
-    assert held("aaa", ["aaaa"]) == 3
-    assert held("abc", ["abc"]) == 0
+    assert held_back("ab", ["bcd"]) == 1
+    assert held_back("abc", ["bcd", "cx"]) == 2
+    assert held_back("", ["a"]) == 0
+    assert held_back("aaa", ["aaaa"]) == 3
+    assert held_back("abc", ["abc"]) == 0
 
 
 BYTES = Vocabulary.learn(["abc"], Tokenization(kind="byte", normalize="none"))

@@ -11,7 +11,8 @@ from serving import Held, live, wait_until
 
 import regard
 from regard.errors import InputError
-from regard.server.batcher import Batcher, Metrics, RefusedError, ServeSettings
+from regard.server.batcher import Batcher, Metrics
+from regard.server.settings import RefusedError, ServeSettings
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import pytest
 from regard.errors import ConfigError
 from regard.server import workers
 from regard.server.app import serve
-from regard.server.batcher import ServeSettings
+from regard.server.settings import ServeSettings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes share a port on Linux only")
 started = pytest.mark.slow
@@ -25,9 +25,9 @@ started = pytest.mark.slow
 STARTED = """
 import sys
 from pathlib import Path
-from regard.server.app import serve, server_settings
+from regard.server.app import read_settings, serve
 changes = ["serve.port=0", "serve.workers=2", "serve.linger=0.1"]
-serve([Path(sys.argv[1])], server_settings(changes)[0], device="cpu")
+serve([Path(sys.argv[1])], read_settings(changes)[0], device="cpu")
 """
 
 
@@ -172,11 +172,10 @@ def test_address_of_others(served: tuple[subprocess.Popen[str], str], tiny_run: 
 
 
 def test_refuse_what_cannot_be_shared(monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(ConfigError, match=r"serve.workers=2 is for models .* not ctranslate2 on cpu\. Leave it at 1"):
-        workers.check(2, "cpu", "ctranslate2")
-    with pytest.raises(ConfigError, match=r"not regard on cuda"):
-        workers.check(2, "cuda", "regard")
-    workers.check(1, "cuda", "ctranslate2")
+    with pytest.raises(ConfigError, match=r"serve.workers=2 is for models on the CPU, not on cuda\. Leave it at 1"):
+        workers.check_workers(2, "cuda")
+    workers.check_workers(1, "cuda")
+    workers.check_workers(2, "cpu")
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(ConfigError, match=r"serve.workers=3 needs Linux"):
-        workers.check(3, "cpu", "regard")
+        workers.check_workers(3, "cpu")

@@ -6,40 +6,57 @@ import json
 import pytest
 import torch
 from conftest import tiny_language
-from oracles import EXACT, shaken
+from models import build
+from oracles import EXACT, entries, shaken
 from oracles import exact as exact
 from torch.nn import functional
 from torch.testing import assert_close
 
 import regard
-from regard.config.config import Config, DecodeConfig, LanguageConfig, TextConfig, TrainConfig
 from regard.config.data import DocumentData
-from regard.data.batching import Batch, joined, windows
+from regard.config.model import LanguageModelConfig
+from regard.config.run import Config, DecodeConfig, TrainConfig
+from regard.config.text import TextConfig
+from regard.data.batching import Batch, Row, read_windows
+from regard.data.vocabulary import Vocabularies
 from regard.errors import DataError, InputError
-from regard.inference.decoding import decode
-from regard.tasks.models import State, build
+from regard.inference.sampling import decode
+from regard.nn.state import State
+from regard.tasks import make_task
+from regard.training.prepare import read_examples
 
-VOCAB, CONTEXT = 11, 9
-POSITIONS = ["sinusoidal", "learned", "rotary", "linear", "none"]
+WORDS, CONTEXT = entries(11), 9
+POSITIONS = ["sinusoidal", "learned", "rotary", "alibi", "none"]
 KINDS = {
     **{positions: {"positions": positions} for positions in POSITIONS},
-    "llama": {"positions": "rotary", "norm_kind": "rms", "gated": True, "bias": False, "key_heads": 1, "tied": False},
+    "llama": {
+        "positions": "rotary",
+        "norm_kind": "rms",
+        "gated": True,
+        "bias": False,
+        "kv_heads": 1,
+        "tie_embeddings": False,
+    },
     "post": {"norm": "post", "positions": "learned", "embedding_norm": True, "embedding_scale": False},
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def made(kind):
+def read(**changes):
     sizes = {"size": 12, "heads": 3, "feedforward": 7, "layers": 2, "dropout": 0.0}
-    settings = LanguageConfig(kind="language", **sizes | KINDS[kind])
+    settings = LanguageModelConfig(kind="language model", **sizes | changes)
     data = DocumentData(kind="text", train=("x",))
-    return shaken(build(Config(data=data, model=settings, text=TextConfig(max_length=CONTEXT)), VOCAB, None))
+    return Config(data=data, model=settings, text=TextConfig(max_length=CONTEXT))
+
+
+def made(kind):
+    return shaken(build(read(**KINDS[kind]), WORDS))
 
 
 def uncached(model, ids):
     """Log-probabilities of what comes after each of ids, read at once."""
     row = torch.tensor([ids])
-    return model(Batch(row[:, :0], torch.zeros(1), row, row)).log_softmax(-1)[0].detach()
+    return model.logits(Batch(row[:, :0], torch.zeros(1), row, row)).log_softmax(-1)[0].detach()
 
 
 @pytest.mark.usefixtures("exact")
@@ -71,7 +88,7 @@ def test_prompts_together_are_as_alone(kind):
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("kind", ["rotary", "linear", "llama"])
+@pytest.mark.parametrize("kind", ["rotary", "alibi", "llama"])
 def test_what_slides_forgets_the_oldest_and_stays_bounded(kind):
     """With one layer, a cache of the last tokens is what a model sees that reads only those, wherever it begins."""
     model = made(kind)
@@ -80,7 +97,7 @@ def test_what_slides_forgets_the_oldest_and_stays_bounded(kind):
     state = model.start(torch.tensor([ids[:2]]), torch.tensor([2]))
     for place in range(1, len(ids)):
         found, state = model.step(torch.tensor([ids[place]]), state)
-        assert state.past.memories[0].keys.shape[-2] <= CONTEXT
+        assert state.cache.length <= CONTEXT
         assert_close(found[0], uncached(model, ids[max(0, place + 1 - CONTEXT) : place + 1])[-1], **EXACT)
 
 
@@ -88,7 +105,7 @@ def test_what_slides_forgets_the_oldest_and_stays_bounded(kind):
 def test_beams_and_greedy_continue_a_prompt():
     model = made("rotary")
     source, lengths = torch.tensor([[4, 8, 5], [6, 0, 0]]), torch.tensor([3, 1])
-    settings = DecodeConfig(beam=1, max_ratio=0.0, max_extra=4, length_penalty=0.0)
+    settings = DecodeConfig(beam_size=1, max_ratio=0.0, max_extra=4, length_penalty=0.0)
     outputs = decode(model, source, lengths, settings)
     for row, ((found,), prompt) in enumerate(zip(outputs, ([4, 8, 5], [6]), strict=True)):
         text = list(prompt)
@@ -96,11 +113,11 @@ def test_beams_and_greedy_continue_a_prompt():
             wanted = uncached(model, text)[-1]
             assert float(wanted[token]) == pytest.approx(logprob, abs=1e-9), row
             text.append(token)
-    wide = settings.model_copy(update={"beam": 400, "max_extra": 2})
+    wide = settings.model_copy(update={"beam_size": 400, "max_extra": 2})
     (best, *_), _ = decode(model, source, lengths, wide)
     scores = {}
     for length in range(3):
-        for tokens in itertools.product([1, *range(4, VOCAB)], repeat=length):
+        for tokens in itertools.product([1, *range(4, WORDS.size)], repeat=length):
             wanted = uncached(model, [4, 8, 5, *tokens])
             scores[tokens] = float(sum(wanted[2 + i, t] for i, t in enumerate([*tokens, 3])))
     assert best.score == pytest.approx(max(scores.values()), abs=1e-9)
@@ -111,10 +128,15 @@ def test_beams_and_greedy_continue_a_prompt():
 def test_the_loss_is_the_surprise_of_every_next_token():
     model, row = made("learned"), torch.tensor([[4, 8, 5, 10, 3], [6, 4, 4, 9, 0]])
     batch = Batch(row[:, :0], torch.zeros(2), row[:, :-1], row[:, 1:])
-    loss = model.loss(batch)
-    wanted = functional.cross_entropy(model(batch).flatten(0, 1), row[:, 1:].flatten(), ignore_index=0, reduction="sum")
+    loss = model(batch)
+    wanted = functional.cross_entropy(
+        model.logits(batch).flatten(0, 1), row[:, 1:].flatten(), ignore_index=0, reduction="sum"
+    )
     assert_close(loss.plain, wanted, **EXACT)
     assert loss.tokens == 7
+    found = model.surprise(batch)
+    assert_close(found.nats.sum(), wanted, **EXACT)
+    assert found.tokens.tolist() == [4, 3]
 
 
 # --- windows ---------------------------------------------------------------------------------------------------------
@@ -122,7 +144,7 @@ def test_the_loss_is_the_surprise_of_every_next_token():
 
 def test_an_epoch_reads_every_token_once_and_rows_go_on():
     stream, config = list(range(1000, 1240)), TrainConfig(batch_tokens=48)
-    found = list(itertools.islice(windows(stream, 8, config, 0), 5))
+    found = list(itertools.islice(read_windows(stream, 8, config, 0), 5))
     rows = [batch.target for (batch,) in found]
     assert [tuple(row.shape) for row in rows] == [(6, 8)] * 5
     assert sorted(torch.cat(rows).flatten().tolist()) == stream
@@ -134,19 +156,18 @@ def test_an_epoch_reads_every_token_once_and_rows_go_on():
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_windows_are_a_pure_function_of_the_update(accumulate):
     stream, config = list(range(4, 200)), TrainConfig(batch_tokens=30, accumulate=accumulate, seed=5)
-    first = list(itertools.islice(windows(stream, 7, config, 0), 12))
-    again = list(itertools.islice(windows(stream, 7, config, 9), 3))
+    first = list(itertools.islice(read_windows(stream, 7, config, 0), 12))
+    again = list(itertools.islice(read_windows(stream, 7, config, 9), 3))
     for one, other in zip(first[9:], again, strict=True):
         assert len(one) == accumulate
         assert all(torch.equal(a.target, b.target) for a, b in zip(one, other, strict=True))
 
 
 def test_documents_are_joined_with_their_ends():
-    from regard.data.batching import Pair
-
-    pairs = [Pair([], [7, 8]), Pair([], [9])]
-    assert joined(pairs, begin=False) == [7, 8, 3, 9, 3]
-    assert joined(pairs, begin=True) == [2, 7, 8, 3, 2, 9, 3]
+    rows = [Row([], [7, 8]), Row([], [9])]
+    plain, begun = (make_task(read(add_bos=add), Vocabularies(WORDS, WORDS)) for add in (False, True))
+    assert plain.join(rows) == [7, 8, 3, 9, 3]
+    assert begun.join(rows) == [2, 7, 8, 3, 2, 9, 3]
 
 
 # --- a run -----------------------------------------------------------------------------------------------------------
@@ -170,9 +191,7 @@ def test_a_run_continues_and_streams_the_same(run):
 
 def test_scores_are_those_of_the_text(run):
     predictor = regard.load(run, device="cpu")
-    from regard.training.run import read_splits
-
-    examples = read_splits(predictor.config).valid
+    examples = read_examples(predictor.config).valid
     found = regard.evaluate(predictor, examples, predictor.config.evaluate).metrics
     ids = predictor.source.encode(examples[0].target).ids
     width, total = predictor.config.text.max_length, 0.0
@@ -190,44 +209,43 @@ def test_a_prompt_that_is_too_long_is_refused_or_its_end_kept(run):
     with pytest.raises(InputError, match=r"has 200 tokens, this model takes at most 24"):
         predictor(long)
     cut = regard.load(run, ["text.longer=cut"], device="cpu")
-    assert cut.encode(long).ids == predictor.source.encode(long).ids[-12:]  # the other half is for the answer
+    assert cut.encode([long])[0].ids == predictor.source.encode(long).ids[-12:]  # the other half is for the answer
     with pytest.raises(InputError, match="words are aligned between a text and its translation"):
-        regard.look(predictor, "가나").words()
+        regard.look(predictor, "가나").align_words()
     with pytest.raises(InputError, match="positions are learned: it cannot go on past its context of 24 tokens"):
         predictor.predict(["가"], settings=predictor.config.decode.model_copy(update={"slide": True}))
     assert len(predictor.predict(["가"])[0][0].tokens) - 1 <= 23
 
 
 def test_a_prompt_that_just_fits_with_its_beginning(tmp_path):
-    predictor = regard.load(tiny_language(tmp_path, "model.begin=true"), device="cpu")
+    predictor = regard.load(tiny_language(tmp_path, "model.add_bos=true"), device="cpu")
     fits = "가나다라 마바사아 자차카타 파하\n가나다라 "  # 23 characters and <bos>
-    assert len(predictor.encode(fits).ids) == 24
+    assert len(predictor.encode([fits])[0].ids) == 24
     predictor.predict([fits])
     with pytest.raises(InputError, match="has 25 tokens, this model takes at most 24"):
         predictor.predict([f"{fits}마"])
 
 
 def test_metrics_that_a_language_model_does_not_have(run):
-    from regard.training.run import read_splits
-
     predictor = regard.load(run, ['evaluate.metrics=["bleu"]'], device="cpu")
-    with pytest.raises(DataError, match=r"a language model has no bleu: set evaluate\.metrics to some of nats"):
-        regard.evaluate(predictor, read_splits(predictor.config).valid, predictor.config.evaluate)
+    with pytest.raises(
+        DataError, match=r"a model of kind language model has no bleu: set evaluate\.metrics to some of nats"
+    ):
+        regard.evaluate(predictor, read_examples(predictor.config).valid, predictor.config.evaluate)
 
 
 def test_documents_of_json_lines_and_shares(tmp_path):
-    from regard.data.splits import read_files
-
     path = tmp_path / "d.jsonl"
     path.write_text("".join(json.dumps({"text": f"document {n}"}) + "\n" for n in range(10)), encoding="utf-8")
-    splits = read_files(DocumentData(kind="text", train=(str(path),), valid_share=0.25, test_share=0.1))
+    data = DocumentData(kind="text", train=(str(path),), valid_share=0.25, test_share=0.1)
+    splits = read_examples(read().model_copy(update={"data": data}))
     whole = "".join(e.target for e in (*splits.train, *splits.valid, *splits.test))
     assert whole == "".join(f"document {n}" for n in range(10))
     assert sum(len(e.target) for e in splits.test) == 10
     assert sum(len(e.target) for e in splits.valid) == 25
     path.write_text('{"txt": "a"}\n', encoding="utf-8")
     with pytest.raises(DataError, match=r"d\.jsonl:1 has no text in field 'text'\. Its fields are txt\."):
-        read_files(DocumentData(kind="text", train=(str(path),)))
+        read_examples(read().model_copy(update={"data": data}))
 
 
 def test_a_state_says_what_the_first_step_reads():
@@ -238,12 +256,12 @@ def test_a_state_says_what_the_first_step_reads():
 def test_maps_of_prompts_are_those_of_the_whole_text(run, beam):
     """Prompts of several lengths in one batch, each with the map of its own text, as it has alone."""
     predictor = regard.load(run, device="cpu")
-    settings = predictor.config.decode.model_copy(update={"sample": False, "beam": beam, "max_extra": 4})
+    settings = predictor.config.decode.model_copy(update={"sample": False, "beam_size": beam, "max_extra": 4})
     prompts = ["가나다라 마", "가", "자차카"]
     with regard.record(predictor.model) as maps:
         answers = predictor.predict(prompts, settings=settings)
     for prompt, (answer,) in zip(prompts, answers, strict=True):
-        ids, written = predictor.encode(prompt).ids, [token.id for token in answer.tokens[:-1]]
+        ids, written = predictor.encode([prompt])[0].ids, [token.id for token in answer.tokens[:-1]]
         whole = torch.tensor([[*ids, *written]])
         with torch.inference_mode(), regard.record(predictor.model) as plain:
             predictor.model.decoder(predictor.model.source_embedding(whole))

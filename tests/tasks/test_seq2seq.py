@@ -1,25 +1,27 @@
-"""Assemblies: what is shared, what padding and the future may not change, and that everything learns."""
+"""Encoder-decoders: what is shared, what padding and the future may not change, and that everything learns."""
 
 import itertools
 
 import pytest
 import torch
-from oracles import EXACT, shaken
+from models import build
+from oracles import EXACT, entries, shaken
 from oracles import exact as exact
 from torch.testing import assert_close
 
-from regard.config.config import Config, DecodeConfig, RNNConfig, TextConfig, TrainConfig, TransformerConfig
 from regard.config.data import ReverseData
-from regard.data.batching import Pair, collate
+from regard.config.model import RNNConfig, TransformerConfig
+from regard.config.run import Config, DecodeConfig, TrainConfig
+from regard.config.text import TextConfig
+from regard.data.batching import Row, collate
 from regard.data.vocabulary import PAD
 from regard.explain.recorder import record
-from regard.nn.layers import settle
-from regard.tasks.models import Recurrent, Transformer, build
+from regard.tasks.seq2seq import RecurrentSeq2Seq, Transformer
 
 pytestmark = pytest.mark.usefixtures("exact")
 
-SOURCE, TARGET = 13, 11
-PAIRS = [Pair([5, 7, 12, 3], [4, 5]), Pair([3], []), Pair([9, 4, 4, 6, 8, 3], [10, 9, 8, 7, 6])]
+SOURCE, TARGET = entries(13), entries(11)
+ROWS = [Row([5, 7, 12, 3], [4, 5]), Row([3], []), Row([9, 4, 4, 6, 8, 3], [10, 9, 8, 7, 6])]
 
 
 def rnn(**changes):
@@ -36,7 +38,7 @@ def whole(model, **groups):
 
 
 CELLS, ATTENTIONS = ["rnn", "gru", "lstm"], ["none", "dot", "scaled dot", "general", "additive"]
-POSITIONS = ["sinusoidal", "learned", "rotary", "linear", "none"]
+POSITIONS = ["sinusoidal", "learned", "rotary", "alibi", "none"]
 KINDS = {
     f"{cell}-{attention}": rnn(cell=cell, attention=attention, layers=2)
     for cell, attention in itertools.product(CELLS, ATTENTIONS)
@@ -49,52 +51,40 @@ KINDS |= {
 every_kind = pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS.keys())
 
 
-def made(settings, target_vocab=TARGET):
-    return shaken(build(whole(settings), SOURCE, target_vocab))
-
-
-# --- settle ----------------------------------------------------------------------------------------------------------
-
-
-@every_kind
-def test_a_settled_model_gives_the_same_numbers(settings):
-    model, batch = made(settings), collate(PAIRS)
-    before, names = model(batch), list(model.state_dict())
-    settle(model)
-    assert_close(model(batch), before, **EXACT)
-    assert list(model.state_dict()) == names
+def made(settings):
+    return shaken(build(whole(settings), SOURCE, TARGET))
 
 
 # --- build -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("settings", "family"), [(rnn(), Recurrent), (transformer(), Transformer)])
+@pytest.mark.parametrize(("settings", "family"), [(rnn(), RecurrentSeq2Seq), (transformer(), Transformer)])
 def test_build_makes_the_family_from_the_seed(settings, family):
     first, again, other = (build(whole(settings, train=TrainConfig(seed=seed)), SOURCE, TARGET) for seed in (1, 1, 2))
     assert isinstance(first, family)
     assert all(map(torch.equal, first.state_dict().values(), again.state_dict().values()))
     assert not all(map(torch.equal, first.state_dict().values(), other.state_dict().values()))
-    assert first(collate(PAIRS)).shape == (3, 6, TARGET)
+    assert first.logits(collate(ROWS)).shape == (3, 6, 11)
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("one", [False, True], ids=["two", "one"])
 @pytest.mark.parametrize("kind", [rnn, transformer])
 def test_embeddings_are_shared_as_set(kind, one, tied):
-    model = build(whole(kind(tied=tied)), SOURCE, None if one else TARGET)
-    vocab, width = SOURCE if one else TARGET, 5 if kind is rnn else 12
+    model = build(whole(kind(tie_embeddings=tied)), SOURCE, None if one else TARGET)
+    vocab, width = 13 if one else 11, 5 if kind is rnn else 12
     assert (model.target_embedding is model.source_embedding) == (one and tied)
     assert (model.output.weight is model.target_embedding.weight) == tied
-    assert model.source_embedding.weight.shape == (SOURCE, width)
+    assert model.source_embedding.weight.shape == (13, width)
     assert model.target_embedding.weight.shape == model.output.weight.shape == (vocab, width)
-    tables = [part for part in model.parameters() if part.shape in {(SOURCE, width), (vocab, width)}]
+    tables = [part for part in model.parameters() if part.shape in {(13, width), (vocab, width)}]
     assert len(tables) == 3 - tied - (one and tied)
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 1.5, 3.0])
 def test_learned_positions_reach_as_far_as_decoding_goes(ratio):
     text, decode = TextConfig(max_length=7), DecodeConfig(max_ratio=ratio, max_extra=2)
-    model = build(whole(transformer(positions="learned"), text=text, decode=decode), SOURCE, None)
+    model = build(whole(transformer(positions="learned"), text=text, decode=decode), SOURCE)
     state = model.encode(torch.zeros(1, 7 + 1, dtype=torch.long), torch.tensor([7 + 1]))  # a source and its <eos>
     longest = min(2 * 7, int(ratio * (7 + 1)) + 2)  # a Predictor allows no more than twice text.max_length
     model.decode(torch.zeros(1, 1 + longest, dtype=torch.long), state)  # <bos> and the longest output
@@ -106,61 +96,56 @@ def test_learned_positions_reach_as_far_as_decoding_goes(ratio):
 @every_kind
 def test_batched_and_padded_is_alone(settings):
     model = made(settings)
-    together = model(collate(PAIRS))
-    for row, pair in enumerate(PAIRS):
-        assert_close(together[row, : len(pair.target) + 1], model(collate([pair]))[0], **EXACT)
+    together = model.logits(collate(ROWS))
+    for number, row in enumerate(ROWS):
+        assert_close(together[number, : len(row.target) + 1], model.logits(collate([row]))[0], **EXACT)
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("mixed", [False, True], ids=["sorted", "mixed"])
-def test_many_sources_are_read_in_pieces(positions, mixed, monkeypatch):
-    """The same numbers, in fewer cells; and whoever looks sees one map of all of them."""
-    model = made(transformer(positions=positions)).eval()
+def test_many_sources_are_read_as_each_alone(positions, mixed):
+    """Whether something is learned or not; and whoever looks sees one map of all of them."""
+    model = made(transformer(positions=positions))
     lengths = torch.tensor([1, 9, 1, 2, 3, 8, 1, 2, 4] if mixed else range(1, 10))
-    source, cells = torch.randint(4, SOURCE, (9, 9)), []
+    source = torch.randint(4, SOURCE.size, (9, 9))
     source = torch.where(torch.arange(9) < lengths[:, None], source, PAD)
-    forward = model.encoder.forward
-    monkeypatch.setattr(model.encoder, "forward", lambda x, mask: cells.append(x.shape[:2].numel()) or forward(x, mask))
     wanted = model.encode(source, lengths)
-    assert cells == [81]
-    with torch.no_grad():
+    with torch.no_grad(), record(model) as maps:
         found = model.encode(source, lengths)
-        assert lengths.sum() <= sum(cells[1:]) < 81
-        hidden = [model.decode(torch.arange(9)[:, None], state)[0] for state in (wanted, found)]
-        assert_close(hidden[1], hidden[0], **EXACT)
-        del cells[:]
-        with record(model) as maps:
-            model.encode(source, lengths)
-    assert cells == [81]
     assert maps["encoder.blocks.0.self_attention"].shape == (9, 3, 9, 9)
+    hidden = [model.decode(torch.arange(9)[:, None], state)[0] for state in (wanted, found)]
+    assert_close(hidden[1], hidden[0], **EXACT)
+    for row, length in enumerate(lengths.tolist()):
+        alone = model.encode(source[row : row + 1, :length], lengths[row : row + 1])
+        assert_close(model.decode(torch.tensor([[row]]), alone)[0][0], hidden[0][row], **EXACT)
 
 
 @every_kind
 def test_what_comes_later_is_not_seen(settings):
-    model, batch = made(settings), collate(PAIRS[2:])
-    before = model(batch)
+    model, batch = made(settings), collate(ROWS[2:])
+    before = model.logits(batch)
     changed = batch.target.clone()
     changed[0, 3] = 4
-    after = model(batch._replace(target=changed))
+    after = model.logits(batch._replace(target=changed))
     assert_close(after[:, :3], before[:, :3], **EXACT)
     assert (after[:, 3:] - before[:, 3:]).norm(dim=-1).min() > 1e-6
 
 
 @every_kind
 def test_every_word_of_the_source_matters(settings):
-    model, batch = made(settings), collate(PAIRS[2:])
-    before = model(batch)
+    model, batch = made(settings), collate(ROWS[2:])
+    before = model.logits(batch)
     for place in range(6):
         source = batch.source.clone()
         source[0, place] = 11
-        assert (model(batch._replace(source=source)) - before).abs().max() > 1e-6
+        assert (model.logits(batch._replace(source=source)) - before).abs().max() > 1e-6
 
 
 @every_kind
 def test_a_step_at_a_time_is_all_at_once(settings):
-    model, batch = made(settings), collate(PAIRS[2:])
+    model, batch = made(settings), collate(ROWS[2:])
     state = first = model.start(batch.source, batch.lengths)
-    wanted = model(batch)
+    wanted = model.logits(batch)
     for place, token in enumerate(batch.target[0]):
         hidden, state = model.decode(token.view(1, 1), state)
         assert_close(model.output(hidden[:, 0]), wanted[:, place], **EXACT)
@@ -169,9 +154,32 @@ def test_a_step_at_a_time_is_all_at_once(settings):
 
 
 @every_kind
+def test_the_loss_and_the_surprise_are_of_the_logits(settings):
+    model, batch = made(settings), collate(ROWS)
+    logprobs, real = model.logits(batch).log_softmax(-1), batch.answer != PAD
+    nats = -(logprobs.gather(-1, batch.answer[..., None])[..., 0] * real).sum(1)
+    found = model.surprise(batch)
+    assert_close(found.nats, nats, **EXACT)
+    assert found.tokens.tolist() == [3, 1, 6]
+    for smoothing in (0.0, 0.1):
+        loss = model(batch, smoothing)
+        assert_close(loss.plain, nats.sum().detach(), **EXACT)
+        uniform = -(logprobs.mean(-1) * real).sum()
+        assert_close(loss.total, (1 - smoothing) * nats.sum() + smoothing * uniform, **EXACT)
+        assert loss.tokens == 10
+
+
+@every_kind
+def test_what_start_reads_is_what_encode_reads(settings):
+    model, batch = made(settings), collate(ROWS)
+    states = [begin(batch.source, batch.lengths) for begin in (model.encode, model.start)]
+    assert_close(*(model.decode(batch.target, state)[0] for state in states), **EXACT)
+
+
+@every_kind
 def test_every_parameter_learns(settings):
     model = made(settings).train()
-    model(collate(PAIRS)).square().sum().backward()
+    model.logits(collate(ROWS)).square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
@@ -180,7 +188,7 @@ def test_every_parameter_learns(settings):
 
 @pytest.mark.parametrize("settings", [rnn(dropout=0.5, layers=2), transformer(dropout=0.5)])
 def test_dropout_works_in_training_alone(settings):
-    model, batch = made(settings), collate(PAIRS)
-    assert torch.equal(model(batch), model(batch))
+    model, batch = made(settings), collate(ROWS)
+    assert torch.equal(model.logits(batch), model.logits(batch))
     model.train()
-    assert not torch.equal(model(batch), model(batch))
+    assert not torch.equal(model.logits(batch), model.logits(batch))

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from regard.config.config import Config, Tokenization
-from regard.data.vocabulary import Vocabulary
+from regard.config.run import Config
+from regard.config.text import Tokenization
+from regard.data.vocabulary import Vocabularies, Vocabulary
 from regard.errors import RunError
 from regard.training import checkpoint
 
@@ -34,7 +35,7 @@ class Tied(nn.Module):
 def saved(tmp_path):
     """A model and the file of its weights."""
     model = Tied()
-    checkpoint.save_weights(tmp_path / "model.safetensors", checkpoint.weights(model), step=3)
+    checkpoint.save_weights(tmp_path / "model.safetensors", checkpoint.get_weights(model), step=3)
     return model, tmp_path / "model.safetensors"
 
 
@@ -63,8 +64,8 @@ def same(left: dict, right: dict) -> bool:
 def test_weights_are_saved_and_loaded_bit_for_bit(saved):
     model, path = saved
     other = Tied()
-    checkpoint.fill(other, checkpoint.load_tensors(path), path)
-    assert same(checkpoint.weights(other), checkpoint.weights(model))
+    checkpoint.fill_weights(other, checkpoint.load_tensors(path), path)
+    assert same(checkpoint.get_weights(other), checkpoint.get_weights(model))
     assert other.output.weight is other.embedding.weight
     assert all(parameter.requires_grad for parameter in other.parameters())
 
@@ -78,7 +79,7 @@ def test_weights_of_views_and_of_other_types_are_saved_whole(tmp_path):
     model = nn.Module()
     model.turned = nn.Parameter(torch.rand(3, 5).T)
     model.narrow = nn.Parameter(torch.rand(7).bfloat16())
-    checkpoint.save_weights(tmp_path / "new" / "x.safetensors", checkpoint.weights(model), step=1)
+    checkpoint.save_weights(tmp_path / "new" / "x.safetensors", checkpoint.get_weights(model), step=1)
     loaded = checkpoint.load_tensors(tmp_path / "new" / "x.safetensors")
     assert same(loaded, dict(model.named_parameters()))
     assert loaded["narrow"].dtype == torch.bfloat16
@@ -88,8 +89,8 @@ def test_saving_again_replaces(saved):
     model, path = saved
     with torch.no_grad():
         model.output.bias += 1
-    checkpoint.save_weights(path, checkpoint.weights(model), step=4)
-    assert same(checkpoint.load_tensors(path), checkpoint.weights(model))
+    checkpoint.save_weights(path, checkpoint.get_weights(model), step=4)
+    assert same(checkpoint.load_tensors(path), checkpoint.get_weights(model))
     assert files(path.parent) == [path.name]
 
 
@@ -123,21 +124,21 @@ def test_other_weights_are_refused(saved):
     bias = tensors.pop("output.bias")
     wrong = f"{path} holds other weights than config.toml describes: "
     older = ". A run of another version of regard has to be trained again."
-    assert refusal(checkpoint.fill, model, tensors, path) == f"{wrong}1 missing (output.bias){older}"
-    assert refusal(checkpoint.fill, model, {**tensors, "a": bias, "b": bias}, path) == (
+    assert refusal(checkpoint.fill_weights, model, tensors, path) == f"{wrong}1 missing (output.bias){older}"
+    assert refusal(checkpoint.fill_weights, model, {**tensors, "a": bias, "b": bias}, path) == (
         f"{wrong}1 missing (output.bias); 2 unknown (a){older}"
     )
     more = {**tensors, "output.bias": bias, "c": bias}
-    assert refusal(checkpoint.fill, model, more, path) == f"{wrong}1 unknown (c){older}"
+    assert refusal(checkpoint.fill_weights, model, more, path) == f"{wrong}1 unknown (c){older}"
 
 
 def test_misshapen_weights_are_refused(saved):
     model, path = saved
     tensors = checkpoint.load_tensors(path)
-    assert refusal(checkpoint.fill, model, {**tensors, "output.bias": torch.zeros(3)}, path) == (
+    assert refusal(checkpoint.fill_weights, model, {**tensors, "output.bias": torch.zeros(3)}, path) == (
         f"{path}: output.bias has shape (3,), expected (7,)."
     )
-    assert refusal(checkpoint.fill, model, {**tensors, "embedding.weight": torch.zeros(11, 5)}, path) == (
+    assert refusal(checkpoint.fill_weights, model, {**tensors, "embedding.weight": torch.zeros(11, 5)}, path) == (
         f"{path}: embedding.weight has shape (11, 5), expected (7, 5). The vocabulary does not fit the weights."
     )
 
@@ -148,16 +149,16 @@ def test_average_is_the_mean_of_the_files(tmp_path):
     for step, (path, values) in enumerate(zip(paths, tensors, strict=True)):
         checkpoint.save_weights(path, values, step)
     before = [path.read_bytes() for path in paths]
-    mean = checkpoint.average(paths)
+    mean = checkpoint.average_weights(paths)
     for name in ("a", "b"):
         assert torch.allclose(mean[name], torch.stack([values[name] for values in tensors]).mean(0), rtol=1e-14)
-    assert same(checkpoint.average(paths[:1]), tensors[0])
+    assert same(checkpoint.average_weights(paths[:1]), tensors[0])
     assert [path.read_bytes() for path in paths] == before
 
 
 def test_weights_without_a_folder_are_refused(saved):
     model, path = saved
-    refusal(checkpoint.save_weights, path / "inside.safetensors", checkpoint.weights(model), 1)
+    refusal(checkpoint.save_weights, path / "inside.safetensors", checkpoint.get_weights(model), 1)
 
 
 # --- the run ---------------------------------------------------------------------------------------------------------
@@ -165,15 +166,16 @@ def test_weights_without_a_folder_are_refused(saved):
 
 def test_run_is_created_once(tmp_path, letters):
     run = tmp_path / "deep" / "run"
-    checkpoint.create(run, CONFIG, letters, None, {"train": {"dropped": {"empty": ["한:1"]}}})
+    checkpoint.create_run(run, CONFIG, Vocabularies(letters, letters), {"train": {"dropped": {"empty": ["한:1"]}}})
     assert files(run) == ["config.toml", "data.json", "tokenizer.json"]
     assert checkpoint.load_config(run) == CONFIG
     source, target = checkpoint.load_vocabularies(run)
     assert source.dump() == letters.dump()
-    assert target is None
+    assert target is source
+    assert checkpoint.load_vocabularies(run).shared
     assert json.loads((run / "data.json").read_bytes()) == {"train": {"dropped": {"empty": ["한:1"]}}}
     before = {name: (run / name).read_bytes() for name in files(run)}
-    assert refusal(checkpoint.create, run, CONFIG, letters, letters, {}) == (
+    assert refusal(checkpoint.create_run, run, CONFIG, Vocabularies(letters, letters), {}) == (
         f"{run} already holds a run. Resume it with `regard train --resume {run}`, or choose another."
     )
     assert {name: (run / name).read_bytes() for name in files(run)} == before
@@ -181,14 +183,17 @@ def test_run_is_created_once(tmp_path, letters):
 
 def test_run_may_have_two_vocabularies(tmp_path, letters):
     other = Vocabulary.learn(["xyz"], Tokenization(kind="char"))
-    checkpoint.create(tmp_path, CONFIG, letters, other, {})  # a directory that is there, and holds no run
-    assert [loaded.dump() for loaded in checkpoint.load_vocabularies(tmp_path)] == [letters.dump(), other.dump()]
+    both = Vocabularies(letters, other)
+    checkpoint.create_run(tmp_path, CONFIG, both, {})  # a directory that is there, and holds no run
+    loaded = checkpoint.load_vocabularies(tmp_path)
+    assert [vocabulary.dump() for vocabulary in loaded] == [letters.dump(), other.dump()]
+    assert not loaded.shared
 
 
 def test_run_in_the_place_of_a_file_is_refused(tmp_path, letters):
     (tmp_path / "file").write_text("x")
     message = f"{tmp_path / 'file'} is there already, and not an empty folder. Choose another, or remove it."
-    assert refusal(checkpoint.create, tmp_path / "file", CONFIG, letters, None, {}) == message
+    assert refusal(checkpoint.create_run, tmp_path / "file", CONFIG, Vocabularies(letters, letters), {}) == message
 
 
 def test_what_is_no_run_is_refused(tmp_path):

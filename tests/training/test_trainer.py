@@ -17,21 +17,31 @@ import torch
 import torch.nn.functional as F
 from conftest import TINY, tiny, train_tiny
 
-from regard.config.config import TrainConfig
-from regard.config.toml import changed, read
-from regard.data.batching import Pair, collate, epoch, updates
-from regard.data.files import Example
+from regard.config.run import TrainConfig
+from regard.config.toml import change as with_changes
+from regard.config.toml import merge, parse, read, recipes, validate
+from regard.data.batching import Row, collate, iterate_updates, plan_epoch
+from regard.data.examples import Example
 from regard.errors import ConfigError, DataError, RunError, TrainError
-from regard.inference.predictor import load
+from regard.evaluation.fit import fit, forget_after, spread
+from regard.inference.load import load
+from regard.tasks.seq2seq import Seq2SeqTask
 from regard.training.checkpoint import load_state, load_tensors, save_state
-from regard.training.run import build_model, fit, forget_after, fresh, prepare, resumed, spread
-from regard.training.trainer import Event, append, awake, learn, optimizer_of, rate, train
+from regard.training.prepare import build_model, initialize, prepare, resume_run, start_run
+from regard.training.trainer import (
+    Event,
+    accumulate_gradients,
+    append_event,
+    learning_rate,
+    make_optimizer,
+    train,
+)
 
 VARIANTS = {
     "rnn": ("model.layers=2",),
     "transformer": (
         'model={kind="transformer", size=16, feedforward=8, heads=2, encoder_layers=1, decoder_layers=1}',
-        "train.average=2",
+        "train.average_checkpoints=2",
         "train.accumulate=2",
     ),
 }
@@ -44,10 +54,15 @@ def settings(name):
 
 
 def config_of(name):
-    from regard.config.toml import checked, merge, parse, recipes
-
     tree = parse(recipes()["reverse"]).model_dump(exclude_none=True)
-    return checked(merge(tree, settings(name)), "test")
+    return validate(merge(tree, settings(name)), "test")
+
+
+def build(prepared):
+    """A model of its own, with its first weights."""
+    build_model(prepared)
+    initialize(prepared)
+    return prepared.model
 
 
 def assert_same_run(left, right):
@@ -65,10 +80,10 @@ def assert_same_run(left, right):
 def test_stopping_and_resuming_changes_nothing(tmp_path, name, stop_at):
     config = config_of(name)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    fit(fresh(config, whole), whole, lambda event: None, device="cpu")
+    fit(start_run(config, whole), whole, lambda event: None, device="cpu")
     steps = []
     fit(
-        fresh(config, parts),
+        start_run(config, parts),
         parts,
         lambda e: steps.append(e.step),
         device="cpu",
@@ -76,20 +91,90 @@ def test_stopping_and_resuming_changes_nothing(tmp_path, name, stop_at):
     )
     assert load_state(parts)[1]["step"] == stop_at
     torch.manual_seed(99)  # whatever happens between
-    fit(resumed(parts), parts, lambda event: None, device="cpu")
+    fit(resume_run(parts), parts, lambda event: None, device="cpu")
     assert_same_run(whole, parts)
     logged = [json.loads(line) for line in (parts / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in logged if line["kind"] == "step"] == list(range(1, 9))
 
 
+@pytest.fixture
+def builds(monkeypatch):
+    """Every model that a task has built."""
+    found, own = [], Seq2SeqTask.build
+    monkeypatch.setattr(Seq2SeqTask, "build", lambda task: found.append(own(task)) or found[-1])
+    return found
+
+
+def test_the_model_is_built_once(tmp_path, builds):
+    run, steps = tmp_path / "run", []
+    prepared = start_run(tiny(), run)
+    (model,) = builds
+    assert prepared.model is model
+    fit(
+        prepared,
+        run,
+        lambda event: steps.append(event.step),
+        device="cpu",
+        stop=lambda: max(steps, default=0) >= 5,
+    )
+    assert len(builds) == 1
+    assert prepared.model is None  # it has been trained in place
+    trained = load_state(run)[0]
+    assert all(torch.equal(weight, trained[f"model.{name}"]) for name, weight in model.named_parameters())
+    fit(resume_run(run), run, lambda event: None, device="cpu")
+    assert len(builds) == 2
+
+
+def test_a_second_training_builds_another_model(tmp_path, builds):
+    first, second = tmp_path / "first", tmp_path / "second"
+    prepared = start_run(tiny(), first)
+    shutil.copytree(first, second)
+    for run in (first, second):
+        torch.manual_seed(99)  # whatever happens between
+        fit(prepared, run, lambda event: None, device="cpu")
+    assert len(builds) == 2
+    assert_same_run(first, second)
+
+
+def test_random_numbers_between_start_and_training_change_nothing(tmp_path, tiny_run):
+    prepared = start_run(tiny(), tmp_path / "run")
+    torch.rand(7)
+    fit(prepared, tmp_path / "run", lambda event: None, device="cpu")
+    assert_same_run(tmp_path / "run", tiny_run)
+
+
+def test_a_training_that_goes_on_needs_no_vectors(tmp_path):
+    """Those that it began with are in its saved state."""
+    vectors = tmp_path / "vectors.txt"
+    vectors.write_text("".join(f"{letter} {' '.join(['0.5'] * 8)}\n" for letter in "abc"))
+    config, steps = tiny(f"model.source_vectors={vectors}"), []
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    fit(start_run(config, whole), whole, lambda event: None, device="cpu")
+    prepared = start_run(config, parts)
+    fit(prepared, parts, lambda e: steps.append(e.step), device="cpu", stop=lambda: max(steps, default=0) >= 3)
+    vectors.unlink()
+    fit(prepared, parts, lambda event: None, device="cpu")
+    assert_same_run(whole, parts)
+
+
+def test_what_cannot_be_built_leaves_no_run(tmp_path, monkeypatch):
+    def fail(task):
+        raise ConfigError("too large")
+
+    monkeypatch.setattr(Seq2SeqTask, "build", fail)
+    with pytest.raises(ConfigError, match="too large"):
+        start_run(tiny(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_accumulated_gradients_are_those_of_one_large_batch():
     config = tiny("model.dropout=0.0")
     prepared = prepare(config)
-    pairs = prepared.pairs[:12]
+    rows = prepared.rows[:12]
     both = []
-    for groups in ([pairs], [pairs[:3], pairs[3:4], pairs[4:]]):
-        model = build_model(prepared).double()
-        loss = learn(model, [collate(group) for group in groups], config.train, torch.float32)
+    for groups in ([rows], [rows[:3], rows[3:4], rows[4:]]):
+        model = build(prepared).double()
+        loss = accumulate_gradients(model, [collate(group) for group in groups], config.train, torch.float32)
         both.append((loss, {name: p.grad for name, p in model.named_parameters()}))
     (one, whole), (many, parts) = both
     assert one.tokens == many.tokens
@@ -99,31 +184,31 @@ def test_accumulated_gradients_are_those_of_one_large_batch():
 
 
 def test_learning_rates():
-    config = TrainConfig(rate=0.5, warmup=4, steps=20, schedule="inverse sqrt")
-    assert [rate(step, config) for step in (1, 2, 4, 16)] == [0.125, 0.25, 0.5, 0.25]
+    config = TrainConfig(learning_rate=0.5, warmup=4, steps=20, schedule="inverse sqrt")
+    assert [learning_rate(step, config) for step in (1, 2, 4, 16)] == [0.125, 0.25, 0.5, 0.25]
     cosine = config.model_copy(update={"schedule": "cosine"})
-    assert rate(4, cosine) == 0.5
-    assert rate(12, cosine) == pytest.approx(0.25)
-    assert rate(20, cosine) == pytest.approx(0.0)
-    assert rate(17, config.model_copy(update={"schedule": "constant"})) == 0.5
+    assert learning_rate(4, cosine) == 0.5
+    assert learning_rate(12, cosine) == pytest.approx(0.25)
+    assert learning_rate(20, cosine) == pytest.approx(0.0)
+    assert learning_rate(17, config.model_copy(update={"schedule": "constant"})) == 0.5
 
 
 def test_batches_start_anywhere():
-    pairs = [Pair([4] * (i % 5 + 1), [5] * (i % 3 + 1)) for i in range(40)]
+    rows = [Row([4] * (i % 5 + 1), [5] * (i % 3 + 1)) for i in range(40)]
     config = TrainConfig(batch_tokens=12, accumulate=3)
-    stream = updates(pairs, config, 0)
+    stream = iterate_updates(rows, config, 0)
     first = [next(stream) for _ in range(30)]
-    assert len(epoch(pairs, 12, 1, 0)) < 3 * 30  # several epochs
+    assert len(plan_epoch(rows, 12, 1, 0)) < 3 * 30  # several epochs
     for start in (0, 1, 7, 19):
-        later = next(updates(pairs, config, start))
+        later = next(iterate_updates(rows, config, start))
         for left, right in zip(first[start], later, strict=True):
             assert torch.equal(left.source, right.source)
 
 
 def test_adam_equals_the_formula():
-    config = TrainConfig(rate=0.1, betas=(0.9, 0.98))
-    model = build_model(prepare(tiny()))
-    optimizer = optimizer_of(model, config)
+    config = TrainConfig(learning_rate=0.1, betas=(0.9, 0.98))
+    model = build(prepare(tiny()))
+    optimizer = make_optimizer(model, config)
     assert optimizer.defaults["betas"] == (0.9, 0.98)
     assert optimizer.defaults["fused"]
     before = model.output.bias.detach().clone()
@@ -132,45 +217,49 @@ def test_adam_equals_the_formula():
     torch.testing.assert_close(model.output.bias, before - 0.1, atol=1e-6, rtol=0)  # the first step is the rate
 
 
-def test_optimizers_are_torchs():
+@pytest.mark.parametrize(("name", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
+def test_optimizers_are_torchs(name, kind):
     """Bit for bit, through a save and a load."""
     grads = torch.randn(6, 3, 4)
-    for kind in (torch.optim.Adam, torch.optim.AdamW):
-        found = []
-        for one in (kind, awake(kind)):
-            weight = torch.nn.Parameter(torch.ones(3, 4))
-            optimizer = one([weight], lr=0.1, betas=(0.9, 0.98), weight_decay=0.1, fused=True)
-            for number, grad in enumerate(grads):
-                if number == 3:
-                    state = optimizer.state_dict()
-                    optimizer = one([weight], lr=0.1, betas=(0.9, 0.98), weight_decay=0.1, fused=True)
-                    optimizer.load_state_dict(state)
-                weight.grad = grad.clone()
-                optimizer.step()
-                optimizer.zero_grad()
-            found.append(weight.detach())
-        assert torch.equal(*found)
+    config = TrainConfig(optimizer=name, learning_rate=0.1, betas=(0.9, 0.98), weight_decay=0.1)
+
+    def ours(model):
+        return make_optimizer(model, config)
+
+    def theirs(model):
+        return kind(model.parameters(), lr=0.1, betas=(0.9, 0.98), weight_decay=0.1, fused=True)
+
+    found = []
+    for make in (ours, theirs):
+        model = torch.nn.Module()
+        model.weight = torch.nn.Parameter(torch.ones(3, 4))
+        optimizer = make(model)
+        assert type(optimizer) is kind
+        for number, grad in enumerate(grads):
+            if number == 3:
+                state = optimizer.state_dict()
+                optimizer = make(model)
+                optimizer.load_state_dict(state)
+            model.weight.grad = grad.clone()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(model.weight.detach())
+    assert torch.equal(*found)
 
 
-def test_training_does_without_torchs_compiler(tmp_path):
-    """Its import takes a second, and comes with an optimizer of torch's own."""
-    program = f"""
-import sys
-from regard.training.run import fit, fresh
-from regard.config.toml import read
-prepared = fresh(read("reverse", {[*TINY, "train.steps=2", "train.validate_every=2"]!r}), {str(tmp_path / "run")!r})
-fit(prepared, {str(tmp_path / "run")!r}, lambda event: None, device="cpu")
-assert "torch._dynamo" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
+def test_what_is_frozen_is_not_optimized():
+    model = torch.nn.Linear(2, 3)
+    model.bias.requires_grad_(False)
+    (group,) = make_optimizer(model, TrainConfig()).param_groups
+    assert [id(parameter) for parameter in group["params"]] == [id(model.weight)]
 
 
 def test_a_loss_that_is_not_a_number_stops_with_advice(tmp_path):
-    prepared = fresh(tiny(), tmp_path / "run")
-    model = build_model(prepared)
+    prepared = start_run(tiny(), tmp_path / "run")
+    model = prepared.model
     with torch.no_grad():
         model.output.bias[5] = math.nan
-    with pytest.raises(TrainError, match=r"loss at step 1 is nan .*batch of \(\d+, \d+\).*smaller train.rate"):
+    with pytest.raises(TrainError, match=r"loss at step 1 is nan .*batch of \(\d+, \d+\).*smaller train.learning_rate"):
         train(
             model,
             prepared.batches,
@@ -183,10 +272,10 @@ def test_a_loss_that_is_not_a_number_stops_with_advice(tmp_path):
 
 
 def test_patience_ends_training_and_the_best_is_kept(tmp_path):
-    prepared = fresh(tiny("train.steps=100", "train.validate_every=2", "train.patience=2"), tmp_path / "run")
+    prepared = start_run(tiny("train.steps=100", "train.validate_every=2", "train.patience=2"), tmp_path / "run")
     scores = iter([math.nan, 9.0, 7.0, 8.0])  # any number is better than none
     progress = train(
-        build_model(prepared),
+        prepared.model,
         prepared.batches,
         prepared.config.train,
         tmp_path / "run",
@@ -199,7 +288,7 @@ def test_patience_ends_training_and_the_best_is_kept(tmp_path):
 
 def test_the_kept_model_is_the_mean_of_the_last_checkpoints(tmp_path):
     seen = []
-    prepared = fresh(tiny("train.average=2", "train.validate_every=2"), tmp_path / "run")
+    prepared = start_run(tiny("train.average_checkpoints=2", "train.validate_every=2"), tmp_path / "run")
 
     def validate(model):
         seen.append({name: p.detach().clone() for name, p in model.named_parameters()})
@@ -212,7 +301,7 @@ def test_the_kept_model_is_the_mean_of_the_last_checkpoints(tmp_path):
             raw.append(load_state(tmp_path / "run")[0])
 
     train(
-        build_model(prepared), prepared.batches, prepared.config.train, tmp_path / "run",
+        prepared.model, prepared.batches, prepared.config.train, tmp_path / "run",
         validate=validate, better=lambda new, old: new > old, report=report,
     )  # fmt: skip
     for name, tensor in load_tensors(tmp_path / "run" / "model.safetensors").items():
@@ -237,7 +326,7 @@ def test_a_state_that_does_not_fit_is_refused(tmp_path, tiny_run, damage):
     damage(tensors, facts)
     shutil.rmtree(run / "state")
     save_state(run, facts["step"], tensors, facts)
-    prepared = resumed(run)
+    prepared = resume_run(run)
     with pytest.raises(RunError, match=r"run/state is damaged: "):
         fit(prepared, run, lambda event: None, device="cpu")
 
@@ -249,7 +338,7 @@ def test_a_trained_run_without_its_state_does_not_begin_again(tmp_path, every):
     before = (run / "model.safetensors").read_bytes()
     shutil.rmtree(run / "state")
     with pytest.raises(RunError, match=r"run cannot go on: it has been trained, but its folder state/ is gone"):
-        resumed(run)
+        resume_run(run)
     assert (run / "model.safetensors").read_bytes() == before
 
 
@@ -275,15 +364,14 @@ def test_frozen_vectors_stay(tmp_path):
     vectors.write_text("".join(f"{letter} {' '.join(['0.5'] * 8)}\n" for letter in "abc"))
     run = tmp_path / "run"
     changes = (f"model.source_vectors={vectors}", "model.freeze_vectors=true")
-    events = []
-    train_tiny(run, *changes, report=events.append)
+    said = []
+    train_tiny(run, *changes, say=said.append)
     predictor = load(run)
     rows = [predictor.source.find(letter) for letter in "abc"]
     assert torch.equal(predictor.model.source_embedding.weight[rows], torch.full((3, 8), 0.5))
-    said = f"3 of the {predictor.source.size} source entries have a vector in {vectors}"
-    assert [event.values["text"] for event in events if event.kind == "note"] == [said]
+    assert said == [f"3 of the {predictor.source.size} source entries have a vector in {vectors}"]
     vectors.unlink()  # resuming needs it no more
-    assert not build_model(resumed(run), resumed=True).source_embedding.weight.requires_grad
+    assert not resume_run(run).model.source_embedding.weight.requires_grad
 
 
 def test_raw_text_gives_words_and_their_vectors(tmp_path):
@@ -293,13 +381,12 @@ def test_raw_text_gives_words_and_their_vectors(tmp_path):
     lines = [f"{one}{other}{one}" for one in "αβ" for other in "ξη"] * 3
     raw.write_bytes(gzip.compress("\n".join(lines).encode() + b"\n\n\xff\n"))
     run = tmp_path / "run"
-    events = []
-    train_tiny(run, f'text.raw=["{raw}"]', "model.freeze_vectors=true", report=events.append)
+    notes = []
+    train_tiny(run, f'text.raw=["{raw}"]', "model.freeze_vectors=true", say=notes.append)
     predictor = load(run)
     table = predictor.model.source_embedding.weight
     one, other, far = (F.normalize(table[predictor.source.find(letter)], dim=0) for letter in "ξηβ")
     assert one @ other > 0.9 > one @ far
-    notes = [event.values["text"] for event in events if event.kind == "note"]
     assert notes[0] == "counting which words stand near which ..."
     assert re.fullmatch(r"\d+ of the \d+ source entries have a vector from their neighbours in the text", notes[1])
     assert json.loads((run / "data.json").read_bytes())["raw"] == {
@@ -307,24 +394,24 @@ def test_raw_text_gives_words_and_their_vectors(tmp_path):
         "dropped": {"undecodable": [f"{raw}:14"]},
     }
     raw.unlink()
-    assert not build_model(resumed(run), resumed=True).source_embedding.weight.requires_grad
+    assert not resume_run(run).model.source_embedding.weight.requires_grad
 
 
 def test_all_members_begin_with_the_vectors(tmp_path):
     (tmp_path / "vectors.txt").write_text(f"who {' '.join(['0.5'] * 8)}\n")
     (tmp_path / "data.txt").write_text("".join(f"{n % 2} who is {n}\n" for n in range(30)))
     files = [f'data.train=["{tmp_path}/data.txt"]', "text.raw=[]", f"model.source_vectors={tmp_path}/vectors.txt"]
-    sizes = ["model.size=8", "model.heads=2", "model.members=3", "model.freeze_vectors=false", "data.cut_valid=5"]
+    sizes = ["model.size=8", "model.heads=2", "model.ensemble_size=3", "model.freeze_vectors=false", "data.cut_valid=5"]
     prepared = prepare(read("trec", [*files, *sizes, "data.cut_test=5"]))
-    model, row = build_model(prepared), prepared.source.find("who")
-    tables = [member.source_embedding.weight for member in (model, *model.others)]
+    model, row = build(prepared), prepared.task.source.find("who")
+    tables = [member.source_embedding.weight for member in (model, *model.ensemble)]
     assert len({id(table) for table in tables}) == 3
     assert all(torch.equal(table[row], torch.full((8,), 0.5)) for table in tables)
 
 
 def test_raw_text_that_is_missing_leaves_no_run(tmp_path):
     with pytest.raises(DataError, match=r"none\.txt does not exist\."):
-        fresh(changed(tiny(), [f'text.raw=["{tmp_path}/none.txt"]']), tmp_path / "run")
+        start_run(with_changes(tiny(), [f'text.raw=["{tmp_path}/none.txt"]']), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -334,15 +421,21 @@ COMMAND = (sys.executable, "-m", "regard")
 @pytest.mark.slow
 def test_a_killed_run_resumes_exactly(tmp_path):
     """SIGKILL at 20 random instants: no half-written run is ever loaded, and the end is the same bit for bit."""
-    changes = [*TINY, "train.steps=1500", "train.validate_every=150", "train.save_every=5", "train.average=3"]
+    changes = [
+        *TINY,
+        "train.steps=1500",
+        "train.validate_every=150",
+        "train.save_every=5",
+        "train.average_checkpoints=3",
+    ]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    config = changed(tiny(), [change for change in changes if change.startswith("train.")])
+    config = with_changes(tiny(), [change for change in changes if change.startswith("train.")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     options = [part for change in changes for part in ("--set", change)]
     subprocess.run([*COMMAND, "train", "reverse", "--run", whole, *options], check=True, env=environment)
     start = [*COMMAND, "train", "reverse", "--run", parts, *options]
     dice, kills = random.Random(7), 0
-    fresh(config, parts)
+    start_run(config, parts)
     start = [*COMMAND, "train", "--resume", parts]
     while kills < 20:
         process = subprocess.Popen(start, env=environment, stderr=subprocess.DEVNULL)
@@ -387,9 +480,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
 
 def test_validation_examples_come_from_everywhere():
     examples = [Example(str(n), "x", f"f:{n}") for n in range(10)]
-    assert [example.source for example in spread(examples, 4, group=False)] == ["0", "2", "5", "7"]
-    assert spread(examples, 20, group=False) == examples
-    assert spread(examples, 3, group=True) == examples[:3]
+    assert [example.source for example in spread(examples, 4, together=False)] == ["0", "2", "5", "7"]
+    assert spread(examples, 20, together=False) == examples
+    assert spread(examples, 3, together=True) == examples[:3]
 
 
 # --- what is refused before the first step ---------------------------------------------------------------------------
@@ -420,7 +513,7 @@ def pairs_config(folder, *changes):
 )
 def test_what_cannot_be_trained_makes_no_run(tmp_path, changes, message):
     with pytest.raises(DataError, match=message):
-        fresh(pairs_config(tmp_path, *changes), tmp_path / "run")
+        start_run(pairs_config(tmp_path, *changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -428,9 +521,9 @@ def test_a_language_model_needs_its_share(tmp_path):
     (tmp_path / "t.txt").write_text("abc " * 100)
     config = read("shakespeare", [f'data.train=["{tmp_path / "t.txt"}"]', "data.valid_share=0.0"])
     with pytest.raises(DataError, match=r"set data\.valid or data\.valid_share\.$"):
-        fresh(config, tmp_path / "run")
-    with pytest.raises(DataError, match=r"a language model has no bleu: .* nats, perplexity, bpb"):
-        prepare(changed(config, ['evaluate.metrics=["bleu"]']))
+        start_run(config, tmp_path / "run")
+    with pytest.raises(DataError, match=r"a model of kind language model has no bleu: .* nats, perplexity, bpb"):
+        prepare(with_changes(config, ['evaluate.metrics=["bleu"]']))
 
 
 @pytest.mark.parametrize(
@@ -455,17 +548,17 @@ def test_settings_out_of_range(change):
 
 def test_a_log_that_cannot_be_written_is_said(tmp_path):
     with pytest.raises(RunError, match=r"cannot be written: .* The last saved state is whole; make room and resume"):
-        append(tmp_path, Event("step", 1, {}))
+        append_event(tmp_path, Event("step", 1, {}))
 
 
 def test_a_resumed_training_multiplies_as_it_began(tmp_path, monkeypatch):
     """What is faster is measured once: another measurement might say otherwise, and it would not be the same run."""
-    config = changed(tiny(), ["train.steps=20"])
-    prepared = fresh(config, tmp_path / "run")
-    monkeypatch.setattr("regard.training.run.precision", lambda place, wanted: torch.float32)
+    config = with_changes(tiny(), ["train.steps=20"])
+    prepared = start_run(config, tmp_path / "run")
+    monkeypatch.setattr("regard.evaluation.fit.precision", lambda place, wanted: torch.float32)
     fit(prepared, tmp_path / "run", lambda event: None, device="cpu", stop=lambda: True)
     assert load_state(tmp_path / "run")[1]["precision"] == "cpu float32"
     wanted = []
-    monkeypatch.setattr("regard.training.run.precision", lambda place, kind: wanted.append(kind) or torch.float32)
+    monkeypatch.setattr("regard.evaluation.fit.precision", lambda place, kind: wanted.append(kind) or torch.float32)
     fit(prepared, tmp_path / "run", lambda event: None, device="cpu")
     assert wanted == ["float32"]

@@ -1,12 +1,10 @@
-"""Order: attention alone cannot tell 'I ate lunch' from 'lunch ate I'. Four ways to tell it."""
+"""Order: attention alone cannot tell 'I ate lunch' from 'lunch ate I'. Sinusoids, rotary angles, ALiBi."""
 
 import functools
 import math
 
 import torch
-from torch import Tensor, nn
-
-from regard.errors import InputError
+from torch import Tensor
 
 
 def sinusoidal(positions: Tensor, size: int) -> Tensor:
@@ -20,75 +18,40 @@ Start = int | Tensor
 """Where the first row of an input stands: the same for the whole batch, or a place (batch,) for each."""
 
 
-def places(start: Start, count: int, device: torch.device) -> Tensor:
+def positions_from(start: Start, count: int, device: torch.device) -> Tensor:
     """The positions of `count` rows from `start` on: (count,), or (batch, count). What stands before the beginning is
     padding, and counts as 0."""
     steps = torch.arange(count, device=device)
     return (start[:, None] + steps).clamp(min=0) if isinstance(start, Tensor) else start + steps
 
 
-def last(start: Start) -> int:
+def last_start(start: Start) -> int:
     """The largest of the starts."""
     return int(start.max()) if isinstance(start, Tensor) else start
 
 
-def rows(table: Tensor, start: Start, count: int) -> Tensor:
+def table_rows(table: Tensor, start: Start, count: int) -> Tensor:
     """The rows of a table (position, size) that `count` positions from `start` on want."""
-    return table[places(start, count, table.device)] if isinstance(start, Tensor) else table[start : start + count]
+    return (
+        table[positions_from(start, count, table.device)] if isinstance(start, Tensor) else table[start : start + count]
+    )
 
 
-class Sinusoidal(nn.Module):
-    """Adds sinusoidal positions; works at any length."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.size = size
-        self.table: Tensor
-        self.register_buffer("table", sinusoidal(torch.arange(512), size), persistent=False)
-
-    def forward(self, x: Tensor, start: Start = 0) -> Tensor:
-        """x (batch, query, size), whose first row stands at `start`."""
-        end = last(start) + x.shape[1]
-        if end > len(self.table):
-            self.table = sinusoidal(torch.arange(2 * end, device=x.device), self.size).to(self.table)
-        return x + rows(self.table, start, x.shape[1])
-
-    __call__ = forward
-
-
-class Learned(nn.Module):
-    """Adds a learned vector per position; a longer input is an error. At first they are as large as embeddings, which
-    have a length of about `scale`: smaller ones are hardly seen, and learned late."""
-
-    def __init__(self, size: int, longest: int, scale: float = 1.0) -> None:
-        super().__init__()
-        self.table = nn.Parameter(torch.randn(longest, size) * (scale * size**-0.5))
-
-    def forward(self, x: Tensor, start: Start = 0) -> Tensor:
-        """x (batch, query, size), whose first row stands at `start`."""
-        end = last(start) + x.shape[1]
-        if end > len(self.table):
-            raise InputError(
-                f"an input of {end:,} positions came, but this model learned {len(self.table):,}. "
-                "Shorten it, or train with sinusoidal, rotary or linear positions."
-            )
-        return x + rows(self.table, start, x.shape[1])
-
-    __call__ = forward
-
-
-def rotary(x: Tensor, start: Start = 0, base: float = 10_000.0) -> Tensor:
-    """Su 2021: turn the pairs (i, i + size/2) of queries or keys (batch, heads, n, size) by an angle that grows with
-    the position, so that a dot product depends on the distance alone. The first row stands at `start`."""
+def rotate(x: Tensor, start: Start = 0, base: float = 10_000.0) -> Tensor:
+    """RoPE, Su 2021: rotate the pairs (i, i + size/2) of queries or keys (batch, heads, n, size) by an angle that grows
+    with the position, so that a dot product depends on the distance alone. The first row stands at `start`."""
     half = x.shape[-1] // 2
     if isinstance(start, Tensor):
-        sin, cos = turns(places(start, x.shape[-2], x.device), half, base, x.dtype)
+        sin, cos = rotary_angles(positions_from(start, x.shape[-2], x.device), half, base, x.dtype)
     else:
-        sin, cos = known_turns(start, x.shape[-2], half, base, x.dtype, x.device, torch.is_inference_mode_enabled())
+        end = start + x.shape[-2]
+        most = max(512, 1 << (end - 1).bit_length())
+        table = rotary_table(most, half, base, x.dtype, x.device, torch.is_inference_mode_enabled())
+        sin, cos = (part[start:end] for part in table)
     return torch.addcmul(x * cos, x.roll(half, -1), sin)
 
 
-def turns(positions: Tensor, half: int, base: float, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary_angles(positions: Tensor, half: int, base: float, kind: torch.dtype) -> tuple[Tensor, Tensor]:
     """Sine and cosine of every pair's angle at positions (n,) or (batch, n): (n, 2 * half), or (batch, 1, n, 2 * half),
     once for each of the pair; the first one's sine with its sign turned, by which it is multiplied with the other."""
     wide = torch.promote_types(kind, torch.float32)
@@ -99,25 +62,15 @@ def turns(positions: Tensor, half: int, base: float, kind: torch.dtype) -> tuple
     return torch.cat([-sin, sin], dim=-1).to(kind), torch.cat([cos, cos], dim=-1).to(kind)
 
 
-@functools.lru_cache(maxsize=8)
-def known_turns(
-    start: int, count: int, half: int, base: float, kind: torch.dtype, device: torch.device, inference: bool
-) -> tuple[Tensor, Tensor]:
-    """As `turns`, for all layers that ask the same."""
-    most = max(512, 1 << (start + count - 1).bit_length())
-    sin, cos = turn_table(most, half, base, kind, device, inference)
-    return sin[start : start + count], cos[start : start + count]
-
-
 @functools.lru_cache(maxsize=4)
-def turn_table(
+def rotary_table(
     most: int, half: int, base: float, kind: torch.dtype, device: torch.device, inference: bool
 ) -> tuple[Tensor, Tensor]:
-    """As `turns`, of the first positions; what was made in inference mode is of no use while training."""
-    return turns(torch.arange(most, device=device), half, base, kind)
+    """As `rotary_angles`, of the first positions; what was made in inference mode is of no use while training."""
+    return rotary_angles(torch.arange(most, device=device), half, base, kind)
 
 
-def linear_bias(heads: int, distance: Tensor) -> Tensor:
-    """Press 2022: each head's own slope times how far away a key stands: (query, key) -> (heads, query, key)."""
+def alibi(heads: int, distance: Tensor) -> Tensor:
+    """ALiBi, Press 2022: each head's own slope times how far away a key stands: (query, key) -> (heads, query, key)."""
     slopes = 2.0 ** (-8.0 / heads * torch.arange(1, heads + 1, device=distance.device))
     return -slopes[:, None, None] * distance.abs()

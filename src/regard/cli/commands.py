@@ -25,7 +25,7 @@ Changes = Annotated[
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A directory that `regard train` or `import` made.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
-Engine = Annotated[str, typer.Option(help="What decodes: regard or ctranslate2.")]
+Engine = Annotated[str, typer.Option(help="What decodes: auto (CTranslate2 where it can), torch or ctranslate2.")]
 
 
 def version(wanted: bool) -> None:
@@ -38,16 +38,14 @@ def version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=version, is_eager=True, help="Say the version.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Show version.")] = False,
 ) -> None:
     """Options that come before a verb."""
 
 
 @app.command()
 def demo(run: Annotated[Path | None, typer.Option(help="Keep the run here.")] = None) -> None:
-    """The main job on built-in data in about a minute: train, score, translate, look."""
+    """Train, score, translate and look inside on built-in data, in about a minute."""
     from regard.cli.demo import demo as show
 
     show(run)
@@ -55,7 +53,7 @@ def demo(run: Annotated[Path | None, typer.Option(help="Keep the run here.")] = 
 
 @app.command()
 def recipes() -> None:
-    """List what is built in."""
+    """List the built-in recipes."""
     from rich.console import Console
     from rich.table import Table
 
@@ -72,22 +70,22 @@ def recipes() -> None:
 def check(
     name: Annotated[str, typer.Argument(metavar="CONFIG", help="A recipe, or a .toml file.")], changes: Changes = None
 ) -> None:
-    """Say what is in the data and what is wrong with it, before any training.
+    """Report what is in the data and what is wrong with it, before training.
 
     Example: `regard check numbers --set data.language=ko`
     """
     from regard.cli.console import say, show_ledgers
     from regard.config.toml import read
-    from regard.training.run import doubts, prepare
+    from regard.training.prepare import find_doubts, prepare
 
     prepared = prepare(read(name, changes or ()))
     show_ledgers(prepared.splits.ledgers, say)
     say(prepared.facts())
-    for doubt in doubts(prepared):
+    for doubt in find_doubts(prepared):
         say(f"warning: {doubt}")
     for example in prepared.splits.train[:3]:
-        source, target = (text if len(text) <= 200 else f"{text[:199]}…" for text in (example.source, example.target))
-        say(f"  {source} -> {target}" if source else f"  {target}")
+        sides = [text if len(text) <= 200 else f"{text[:199]}…" for text in (str(example.source), example.target)]
+        say(f"  {' -> '.join(sides if example.source else sides[1:])}")
 
 
 @app.command(context_settings={"allow_extra_args": True})
@@ -99,16 +97,17 @@ def train(
     changes: Changes = None,
     device: Device = "auto",
 ) -> None:
-    """Train a model. Ctrl-C saves, and says how to go on.
+    """Train a model. Ctrl-C saves the run and prints the command that resumes it.
 
     Examples: `regard train numbers --run runs/n`, `regard train my.toml --set train.steps=2000`,
     `regard train --resume runs/n`
     """
-    from regard.cli.console import trained
+    from regard.cli.console import tell
+    from regard.cli.verbs import train_run
     from regard.config.toml import read
     from regard.errors import ConfigError
     from regard.training.device import choose
-    from regard.training.run import fresh, resumed
+    from regard.training.prepare import resume_run, start_run
 
     if more := context.args:
         raise ConfigError(f"{more[0]} is one name too many behind {name}. The run's directory is --run {more[0]}.")
@@ -120,32 +119,32 @@ def train(
             raise ConfigError("--run names a new run, --resume one that is there: give one of them.")
         if changes:
             raise ConfigError("--set cannot change a run that is resumed: it would not be the same run. Start another.")
-        place, prepared = resume, resumed(resume)
+        place, prepared = resume, resume_run(resume)
     else:
         place = run or Path("runs") / Path(str(name)).stem
-        prepared = fresh(read(str(name), changes or ()), place)
-    trained(prepared, place, device)
+        prepared = start_run(read(str(name), changes or ()), place, tell)
+    train_run(prepared, place, device)
 
 
 @app.command()
 def predict(
     run: Run,
-    best: Annotated[int, typer.Option(min=1, help="Answers a line, best first; they are separated by tabs.")] = 1,
+    best: Annotated[int, typer.Option(min=1, help="Answers per line, best first, separated by tabs.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Answers with scores and token log-probabilities.")] = False,
-    prefix: Annotated[str, typer.Option(help="What every answer must begin with.")] = "",
-    prompt: Annotated[str | None, typer.Option(help="Continue this text, token by token, instead of input.")] = None,
+    prefix: Annotated[str, typer.Option(help="Force every answer to begin with this.")] = "",
+    prompt: Annotated[str | None, typer.Option(help="Continue this text and stream it; reads no input.")] = None,
     changes: Changes = None,
     device: Device = "auto",
-    engine: Engine = "regard",
+    engine: Engine = "auto",
 ) -> None:
-    """Answer every line of standard input with a line: the run knows whether it translates, continues, classifies or
-    answers (then a line is a question, a tab and the context).
+    """Answer standard input line by line. The run knows its task: it translates, continues, classifies, or answers
+    a question (then a line is the question, a tab and the context).
 
     Examples: `echo einundzwanzig | regard predict runs/n`, `regard predict runs/n --best 3 --json < input.txt`,
     `regard predict runs/shakespeare --prompt "ROMEO:" --set decode.temperature=0.7 --set decode.max_extra=300`
     """
     from regard.cli.verbs import answer_input, continue_prompt
-    from regard.inference.ctranslate2_engine import load
+    from regard.inference.load import load
 
     predictor = load(run, changes or (), device, engine)
     if prompt is None:
@@ -161,21 +160,22 @@ def evaluate(
     run: Run,
     split: Annotated[str, typer.Option(help="test, valid or train.")] = "test",
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
-    outputs: Annotated[Path | None, typer.Option(help="Also write the outputs to this file, a line each.")] = None,
+    outputs: Annotated[Path | None, typer.Option(help="Also write the outputs to this file, one per line.")] = None,
     changes: Changes = None,
     device: Device = "auto",
+    engine: Engine = "auto",
 ) -> None:
-    """Score a run on its test data, over all and by source length.
+    """Score a run on its test data: overall, and by source length.
 
-    Examples: `regard evaluate runs/n --json`, `regard evaluate runs/n --set decode.beam=1`
+    Examples: `regard evaluate runs/n --json`, `regard evaluate runs/n --set decode.beam_size=5`
     """
     from regard.cli.verbs import score_split
     from regard.errors import ConfigError
-    from regard.inference.predictor import load
+    from regard.inference.load import load
 
     if split not in ("test", "valid", "train"):
         raise ConfigError(f"--split is {split!r}, expected test, valid or train.")
-    score_split(load(run, changes or (), device), run, split, outputs, as_json)
+    score_split(load(run, changes or (), device, engine), run, split, outputs, as_json)
 
 
 @app.command()
@@ -184,23 +184,21 @@ def look(
     text: Annotated[str, typer.Argument(help="A text; for a model that answers, question, tab, context.")],
     file: Annotated[Path | None, typer.Option("--out", help="Write .html, .json, .png, .svg or .pdf.")] = None,
     name: Annotated[str | None, typer.Option("--map", help="One attention by name; all: every head.")] = None,
-    head: Annotated[
-        int | None, typer.Option(min=0, help="One head of it, from 0; else their mean (with --token, head 0).")
-    ] = None,
+    head: Annotated[int | None, typer.Option(min=0, help="One head, from 0; else the mean (--token: head 0).")] = None,
     token: Annotated[int | None, typer.Option(min=0, help="Calculate this row, number by number.")] = None,
     target: Annotated[str | None, typer.Option(help="Look at this answer instead of the model's own.")] = None,
     back: Annotated[Path | None, typer.Option(help="A run of the other direction: words that agree both ways.")] = None,
     changes: Changes = None,
 ) -> None:
-    """Answer one text and show where each token of the answer looked: in the terminal, or in a file.
+    """Answer one text and show where each token of the answer looked, in the terminal or in a file.
 
     Examples: `regard look runs/n einundzwanzig`, `regard look runs/n einundzwanzig --out why.html`,
     `regard look runs/n einundzwanzig --token 0`, `regard look runs/m "two dogs" --map all --out heads.png`
     """
     from regard.cli.console import say
-    from regard.cli.verbs import show_agreed, show_maps, tell_cut
+    from regard.cli.verbs import show_agreement, show_maps, tell_cut
     from regard.explain.look import look as looked
-    from regard.inference.predictor import load
+    from regard.inference.load import load
 
     views = {"--out": file, "--token": token, "--back": back, "--map all": name if name == "all" and not file else None}
     if len(asked := [option for option, value in views.items() if value is not None]) > 1:
@@ -209,13 +207,14 @@ def look(
         raise InputError("--map all shows every head: leave --head out.")
     if (head is not None or name) and file and file.suffix.lower() in (".html", ".json"):
         raise InputError(f"{file} will hold every map: leave --map and --head out.")
-    found = looked(load(run, changes or ()), text, target=target)
-    say(f"{found.text} -> {found.answer.text}\n")
+    predictor = load(run, changes or ())
+    found = looked(predictor, predictor.task.parse(text), target=target)
+    say(f"{found.source.source} -> {found.answer.text}\n")
     if file is not None:
         found.save(file, name, head)
         say(f"written: {file} ({file.stat().st_size:,} bytes)")
     elif back is not None:
-        show_agreed(found, load(back, changes or ()))
+        show_agreement(found, load(back, changes or ()))
     else:
         show_maps(found, name, head, token)
     tell_cut(found.predictor)
@@ -224,9 +223,9 @@ def look(
 @app.command()
 def embed(
     run: Run,
-    file: Annotated[Path | None, typer.Option("--out", help="Write the vectors to this .npy.")] = None,
+    file: Annotated[Path | None, typer.Option("--out", help="Write the vectors to this .npy file.")] = None,
     tokens: Annotated[bool, typer.Option(help="A vector for every token; --out has a .json beside it.")] = False,
-    normalize: Annotated[bool, typer.Option(help="Make every line's vector 1 long.")] = False,
+    normalize: Annotated[bool, typer.Option(help="Scale every vector to length 1.")] = False,
     near: Annotated[int, typer.Option(min=0, help="Show each line's nearest other lines.")] = 0,
     word: Annotated[str | None, typer.Option("--words", help="The words nearest to this one; reads no input.")] = None,
     analogy: Annotated[str | None, typer.Option(help="'a b c': what is to c as b is to a; reads no input.")] = None,
@@ -234,13 +233,13 @@ def embed(
     changes: Changes = None,
     device: Device = "auto",
 ) -> None:
-    """Give every line of standard input a vector: to a file, to standard output, or as what is near what.
+    """Turn every line of standard input into a vector: saved, printed, drawn, or compared with the others.
 
     Examples: `regard embed runs/m --out vectors.npy < lines.txt`, `regard embed runs/m --near 3 < lines.txt`,
     `regard embed runs/m --analogy "man king woman"`
     """
     from regard.cli.verbs import embed_lines, embed_tokens, show_words
-    from regard.inference.predictor import load
+    from regard.inference.load import load
 
     given = {"--words": word is not None, "--analogy": analogy is not None, "--out": file is not None}
     given |= {"--tokens": tokens, "--near": near > 0, "--normalize": normalize, "--picture": picture is not None}
@@ -260,25 +259,23 @@ def embed(
 
 @app.command()
 def serve(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="What `regard train` made; the first is default.")
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories; the first is the default.")],
     host: Annotated[str | None, typer.Option(help="127.0.0.1 by default; 0.0.0.0 serves other machines too.")] = None,
     port: Annotated[int | None, typer.Option(help="5000 by default; 0 takes a free one.")] = None,
     keys: Annotated[str | None, typer.Option(envvar="REGARD_KEYS", help="API keys, separated by commas.")] = None,
     changes: Changes = None,
     device: Device = "auto",
-    engine: Engine = "regard",
+    engine: Engine = "auto",
 ) -> None:
-    """Serve runs over HTTP: a page, an API (/docs), LibreTranslate's protocol, OpenAI's completions. Ctrl-C
-    finishes, then stops.
+    """Serve runs over HTTP: a web page, an API (/docs), LibreTranslate's protocol and OpenAI's completions. Ctrl-C
+    finishes open requests, then stops.
 
     Examples: `regard serve runs/n`, `regard serve runs/en-de runs/de-en --port 8000 --set serve.max_queue=64`
     """
     import json
 
+    from regard.server.app import read_settings
     from regard.server.app import serve as start
-    from regard.server.app import server_settings
 
     given = {
         "host": host,
@@ -286,7 +283,7 @@ def serve(
         "keys": keys if keys is None else json.dumps([key.strip() for key in keys.split(",")]),
     }
     own = [f"serve.{name}={value}" for name, value in given.items() if value is not None]
-    settings, others = server_settings([*own, *(changes or ())])
+    settings, others = read_settings([*own, *(changes or ())])
     start(runs, settings, others, device, engine)
 
 
@@ -295,7 +292,7 @@ def import_(
     source: Annotated[str, typer.Argument(metavar="DIR", help="A directory, a .gguf file, minilm or smollm2.")],
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory to make.")],
 ) -> None:
-    """Make a run of a model that others trained: BERT, GPT-2, GPT-NeoX, Llama, Marian and their like.
+    """Turn weights that others trained into a run: BERT, GPT-2, GPT-NeoX, Llama, Marian and their relatives.
 
     Examples: `regard import downloads/bert-base runs/bert`, `regard import smollm2 runs/smollm2`
     """
@@ -311,9 +308,9 @@ def export(
     run: Run,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory to make.")],
     to: Annotated[str, typer.Option(help="huggingface or ctranslate2.")] = "huggingface",
-    quantization: Annotated[str, typer.Option(help="Of ctranslate2: float32, int8, ...")] = "float32",
+    quantization: Annotated[str, typer.Option(help="For ctranslate2: float32, int8, ...")] = "float32",
 ) -> None:
-    """Write a run for others: transformers opens it (`from_pretrained`), or CTranslate2 runs it.
+    """Export a run to Hugging Face transformers (`from_pretrained`) or to CTranslate2.
 
     Examples: `regard export runs/n --to huggingface out`,
     `regard export runs/n --to ctranslate2 fast --quantization int8`
@@ -322,16 +319,16 @@ def export(
     from regard.errors import ConfigError
 
     if to == "ctranslate2":
-        from regard.inference.ctranslate2_model import export as write
+        from regard.formats.ctranslate2 import export_ctranslate2
 
-        write(run, folder, quantization)
+        export_ctranslate2(run, folder, quantization)
         made = "CTranslate2"
     elif to == "huggingface":
-        from regard.formats.huggingface_export import export as convert
+        from regard.formats.huggingface_export import export_huggingface
 
         if quantization != "float32":
             raise ConfigError(f"--quantization is {quantization!r}, which only --to ctranslate2 knows. Leave it out.")
-        made = convert(run, folder, say)
+        made = export_huggingface(run, folder, say)
     else:
         raise ConfigError(f"--to is {to!r}, expected huggingface or ctranslate2.")
     say(f"written: {folder} ({made})")

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import shlex
 import signal
 import sys
 import time
@@ -16,10 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from regard.config.config import Config
-from regard.data.splits import Ledger
+from regard.config.run import Config
+from regard.data.examples import Ledger
 from regard.evaluation.evaluate import Evaluation
-from regard.training.run import fit
 from regard.training.trainer import Event
 
 err = Console(stderr=True, highlight=False, emoji=False)
@@ -29,6 +27,11 @@ out = Console(highlight=False, emoji=False)
 def say(text: str) -> None:
     """A line as it is, however long: nothing in it is markup."""
     out.print(text, markup=False, soft_wrap=True)
+
+
+def tell(text: str) -> None:
+    """A line as it is, on standard error."""
+    err.print(text, markup=False, soft_wrap=True)
 
 
 def show_ledgers(ledgers: dict[str, Ledger], say: Callable[[str], None]) -> None:
@@ -41,7 +44,7 @@ def show_ledgers(ledgers: dict[str, Ledger], say: Callable[[str], None]) -> None
                 say(line)
 
 
-class Training:
+class TrainingView:
     """Reports a training: a bar in a terminal, a line now and then elsewhere, everything worth keeping in log.txt."""
 
     def __init__(self, config: Config, run: Path | None, seconds_between_lines: float = 10.0) -> None:
@@ -60,7 +63,7 @@ class Training:
         self.task = self.progress.add_task("", total=config.train.steps, loss=float("nan"), speed=0.0)
         self.shown = time.monotonic()
         self.tokens, self.loss, self.speed = 0, float("nan"), 0.0
-        self.board = board(run)
+        self.board = open_board(run)
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -74,7 +77,7 @@ class Training:
 
     def say(self, text: str) -> None:
         """A line to the terminal and to the log."""
-        err.print(text, markup=False, soft_wrap=True)
+        tell(text)
         if self.run is not None and self.run.is_dir():
             with contextlib.suppress(OSError), (self.run / "log.txt").open("a", encoding="utf-8") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
@@ -84,8 +87,6 @@ class Training:
         match event.kind:
             case "step":
                 self.step(event)
-            case "note":
-                self.say(event.values["text"])
             case "sample":
                 self.say(f"  {event.values['source']} -> {event.values['output']} (wanted {event.values['wanted']})")
             case "validation":
@@ -122,7 +123,7 @@ class Training:
                 self.board.add_scalar(f"{group}/{name}", value, event.step)
 
 
-def board(run: Path | None) -> Any:
+def open_board(run: Path | None) -> Any:
     """A TensorBoard writer, if that is installed and there is a run to write to."""
     if run is None:
         return None
@@ -165,32 +166,8 @@ def show_table(table: Table) -> None:
     Console(highlight=False, emoji=False, width=max(out.width, most)).print(table)
 
 
-def trained(prepared: Any, run: Path, device: str) -> None:
-    """Train with everything a person at a terminal wants around it."""
-    with Training(prepared.config, run) as view, interruptible() as stop:
-        show_ledgers(prepared.splits.ledgers, view.say)
-        view.say(prepared.facts())
-        progress = fit(prepared, run, view, device=device, stop=stop)
-        if stop():
-            name = shlex.quote(str(run))
-            view.say(
-                f"stopped at step {progress.step:,}; everything is saved. Go on with: regard train --resume {name}"
-            )
-            return
-        best = "" if progress.best is None else f"; best {prepared.config.evaluate.metrics[0]} {progress.best:.2f}"
-        early = progress.step < prepared.config.train.steps
-        why = f" (then {progress.worse} validations brought nothing better)" if early else ""
-        view.say(
-            f"done: {progress.step:,} steps{why} in {progress.seconds / 60:.1f} min{best} at step "
-            f"{progress.best_step:,}"
-        )
-        split = "" if prepared.splits.test else " --split valid"
-        name = shlex.quote(str(run))
-        view.say(f"next: regard evaluate {name}{split}, regard predict {name} < input.txt")
-
-
 @contextlib.contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
+def catch_interrupts() -> Iterator[Callable[[], bool]]:
     """Turn the first Ctrl-C (or SIGTERM) into a wish to stop; a second one stops at once."""
     wished: list[int] = []
 
@@ -209,7 +186,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 @contextlib.contextmanager
-def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+def show_progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on standard error that counts up."""
     with Progress(console=err, disable=not err.is_terminal, transient=True) as progress:
         task = progress.add_task(what, total=None)

@@ -4,13 +4,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from regard.cli.console import Training, err, out, show_evaluation
+from regard.cli.console import TrainingView, err, out, show_evaluation
 from regard.config.toml import read
 from regard.evaluation.evaluate import evaluate
+from regard.evaluation.fit import fit
 from regard.explain.look import look
-from regard.explain.plots import drawn
-from regard.inference.predictor import load
-from regard.training.run import fit, fresh
+from regard.explain.plots import draw_map
+from regard.inference.load import load
+from regard.training.prepare import start_run
 
 SHOWN = ("einundzwanzig", "siebenhundertachtundneunzig", "vierundfünfzigtausenddreihundertzwei")
 
@@ -22,8 +23,8 @@ def demo(run: Path | None) -> None:
         place = run or Path(folder) / "numbers"
         config = read("numbers")
         out.print(f"[bold]1. train[/bold]: {config.about}")
-        prepared = fresh(config, place)
-        with Training(config, None) as view:
+        prepared = start_run(config, place)
+        with TrainingView(config, None) as view:
             fit(prepared, place, view, device="cpu")
         predictor = load(place, device="cpu")
         out.print("\n[bold]2. score[/bold]: exact match on numbers that training never saw")
@@ -37,7 +38,7 @@ def demo(run: Path | None) -> None:
             out.print(f"  {text} -> {answer}")
         out.print("\n[bold]4. look[/bold]: where each digit looked; German says the ones before the tens\n")
         for text in SHOWN[:2]:
-            out.print(drawn(*look(predictor, text).labelled(), most=out.width))
+            out.print(draw_map(*look(predictor, text).label(), most=out.width))
     out.print(f"done in {time.monotonic() - began:.0f} s. Your own data: see README.md and `regard recipes`.")
     if run is not None:
         err.print(f"the run is kept in {run}")

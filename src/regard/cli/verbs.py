@@ -1,24 +1,27 @@
 """What the longer verbs of the command line do once their options are read: lines in, answers out, and what is worth
 saying beside them."""
 
-import contextlib
+import copy
 import json
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pydantic_core import to_json
 
-from regard.cli.console import counting, out, say, show_evaluation
-from regard.config.config import LanguageConfig
+from regard.cli.console import TrainingView, catch_interrupts, out, say, show_evaluation, show_ledgers, show_progress
+from regard.data.examples import Source
 from regard.errors import InputError, RegardError
-from regard.evaluation.evaluate import evaluate, hint
+from regard.evaluation.evaluate import evaluate
+from regard.evaluation.fit import fit
 from regard.explain import vectors
-from regard.explain.look import Look, agreed, look
-from regard.explain.plots import calculated, drawn, surveyed
-from regard.inference.predictor import Output, Predictor
-from regard.training.checkpoint import replace
-from regard.training.run import read_splits, same_data
+from regard.explain.look import Look, agree, look
+from regard.explain.plots import draw_map, tabulate_calculation, tabulate_heads
+from regard.inference.predictor import Predictor
+from regard.tasks.task import Answer
+from regard.training.checkpoint import write_file
+from regard.training.prepare import Prepared, read_examples, same_data
 
 # --- reading standard input ------------------------------------------------------------------------------------------
 
@@ -38,17 +41,14 @@ def stdin_lines() -> Iterator[str]:
 def tell_cut(predictor: Predictor) -> None:
     """Say how many texts were cut, if any were."""
     if predictor.cut:
-        most = predictor.config.text.max_length // (1 + (predictor.config.model.kind == "language"))
         texts = "1 text was" if predictor.cut == 1 else f"{predictor.cut:,} texts were"
-        print(f"regard: {texts} cut to {most:,} tokens.", file=sys.stderr)
+        print(f"regard: {texts} cut to {predictor.task.kept_tokens():,} tokens.", file=sys.stderr)
 
 
 def tell_full(predictor: Predictor, text: str) -> None:
     """Say so if a prompt and its continuation have filled the context of a language model."""
-    most, model = predictor.config.text.max_length, predictor.config.model
-    if not isinstance(model, LanguageConfig) or predictor.config.decode.slide:
-        return
-    if len(predictor.source.encode(text).ids) + model.begin >= most:
+    most = predictor.config.text.max_length
+    if predictor.task.fills_context(text):
         print(
             f"regard: the context of {most:,} tokens is full; --set decode.slide=true goes on if positions allow it.",
             file=sys.stderr,
@@ -72,26 +72,48 @@ def chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
         yield group
 
 
-def answers_to(
-    predictor: Predictor, lines: Sequence[str], best: int, prefix: str, first: int
-) -> tuple[list[list[Output]], InputError | None]:
+def answer_lines(
+    predictor: Predictor, lines: Sequence[str], best: int, prefix: str, first: int, logprobs: bool
+) -> tuple[list[list[Answer]], InputError | None]:
     """The answers to lines up to the first that cannot be taken, and what is wrong with that one: one bad line does not
     lose the answers to those before it."""
+    sources = [predictor.task.parse(line) for line in lines]
+    found = copy.copy(predictor).encode_each(sources, "line", first)  # the copy counts what is cut
+    problem = next((one for one in found if isinstance(one, InputError)), None)
+    count = len(sources) if problem is None else found.index(problem)
+    prefixes = [prefix] * count if prefix else None
+    return predictor.predict(sources[:count], best=best, prefixes=prefixes, first=first, logprobs=logprobs), problem
 
-    def answered(some: Sequence[str]) -> list[list[Output]]:
-        return predictor.predict(some, best=best, prefixes=[prefix] * len(some) if prefix else None, first=first)
 
-    try:
-        return answered(lines), None
-    except InputError as error:
-        count = 0
-        with contextlib.suppress(InputError):
-            for line in lines:
-                predictor.encode(line)
-                count += 1
-        if count == len(lines):
-            raise
-        return answered(lines[:count]), error
+def read_sources(predictor: Predictor) -> list[Source]:
+    """Every line of standard input as a source."""
+    return [predictor.task.parse(line) for line in stdin_lines()]
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+def train_run(prepared: Prepared, run: Path, device: str) -> None:
+    """Train with everything a person at a terminal wants around it."""
+    with TrainingView(prepared.config, run) as view, catch_interrupts() as stop:
+        show_ledgers(prepared.splits.ledgers, view.say)
+        view.say(prepared.facts())
+        progress = fit(prepared, run, view, device=device, stop=stop)
+        name = shlex.quote(str(run))
+        if stop():
+            view.say(
+                f"stopped at step {progress.step:,}; everything is saved. Go on with: regard train --resume {name}"
+            )
+            return
+        best = "" if progress.best is None else f"; best {prepared.config.evaluate.metrics[0]} {progress.best:.2f}"
+        early = progress.step < prepared.config.train.steps
+        why = f" (then {progress.worse} validations brought nothing better)" if early else ""
+        view.say(
+            f"done: {progress.step:,} steps{why} in {progress.seconds / 60:.1f} min{best} at step "
+            f"{progress.best_step:,}"
+        )
+        split = "" if prepared.splits.test else " --split valid"
+        view.say(f"next: regard evaluate {name}{split}, regard predict {name} < input.txt")
 
 
 # --- answering -------------------------------------------------------------------------------------------------------
@@ -100,7 +122,7 @@ def answers_to(
 def continue_prompt(predictor: Predictor, prompt: str) -> None:
     """Write what follows a prompt, as it comes."""
     written = ""
-    for part in predictor.stream(prompt):
+    for part in predictor.stream(predictor.task.parse(prompt)):
         print(part, end="", flush=True)
         written += part
     print()
@@ -112,7 +134,7 @@ def answer_input(predictor: Predictor, best: int, prefix: str, as_json: bool) ->
     """Answer every line of standard input with a line; a person at a terminal gets each answer at once."""
     line = 1
     for group in chunks(stdin_lines(), 1 if sys.stdin.isatty() else 256):
-        answers, problem = answers_to(predictor, group, best, prefix, line)
+        answers, problem = answer_lines(predictor, group, best, prefix, line, as_json)
         line += len(group)
         for outputs in answers:
             if as_json:
@@ -130,22 +152,25 @@ def score_split(predictor: Predictor, run: Path, split: str, outputs: Path | Non
     """Score a run on one of its splits; `outputs` gets what it answered, a line each."""
     if outputs is not None and outputs.is_dir():
         raise InputError(f"--outputs: {outputs} is a directory, a file's name is wanted.")
-    if outputs is not None and predictor.config.model.kind == "language":
-        raise InputError("--outputs: a language model is scored by the texts themselves, there are no outputs.")
-    splits = read_splits(predictor.config, split)
+    splits = read_examples(predictor.config, split)
     examples = getattr(splits, split)
+    if outputs is not None and not any(example.source for example in examples):
+        raise InputError("--outputs: texts without a source are scored themselves, there are no outputs.")
+    data = predictor.config.data
+    missing = ", ".join(f"{data.remedy(name)} for {name}" for name in data.missing())
+    hint = f" Set {missing}." if missing else ""
     if not examples and (others := [name for name in ("valid", "train") if getattr(splits, name)]):
-        raise InputError(f"this run has no {split} data: use --split {others[0]}.{hint(predictor.config.data)}")
+        raise InputError(f"this run has no {split} data: use --split {others[0]}.{hint}")
     if splits.train and not same_data(run, splits):
         print(
             f"regard: warning: the training data is not what {run} learned from (files or settings have changed): it "
             f"may have seen examples of this {split} split.",
             file=sys.stderr,
         )
-    with counting("evaluating") as report:
+    with show_progress("evaluating") as report:
         found = evaluate(predictor, examples, predictor.config.evaluate, report)
     if outputs is not None:
-        replace(outputs, "".join(" ".join(text.splitlines()) + "\n" for text in found.outputs).encode())
+        write_file(outputs, "".join(" ".join(text.splitlines()) + "\n" for text in found.outputs).encode())
     if as_json:
         print(to_json({"run": str(run), "split": split, **found.tree()}, inf_nan_mode="null").decode())
     else:
@@ -157,22 +182,22 @@ def score_split(predictor: Predictor, run: Path, split: str, outputs: Path | Non
 
 def show_maps(found: Look, name: str | None, head: int | None, token: int | None) -> None:
     """One look in the terminal: every head's entropy and distance, one row's numbers, or the map of one attention."""
-    if name == "all" and found.called():
-        out.print(surveyed((one.name, one.entropy(), one.distance()) for one in found.maps))
+    if name == "all" and found.find_map():
+        out.print(tabulate_heads((one.name, one.entropy(), one.distance()) for one in found.maps))
     elif token is not None:
-        _, rows, columns = found.labelled(name, head or 0)
-        calculation = found.calculation(token, head or 0, name)
-        say(f"{rows[token]} ({found.titled(name, head or 0)})")
-        out.print(calculated(calculation, columns))
+        _, rows, columns = found.label(name, head or 0)
+        calculation = found.calculate(token, head or 0, name)
+        say(f"{rows[token]} ({found.title(name, head or 0)})")
+        out.print(tabulate_calculation(calculation, columns))
     else:
-        weights, rows, columns = found.labelled(name, head)
-        say(f"{found.titled(name, head)}; █ is {float(weights.max()):.2f}")
-        out.print(drawn(weights, rows, columns, most=out.width))
+        weights, rows, columns = found.label(name, head)
+        say(f"{found.title(name, head)}; █ is {float(weights.max()):.2f}")
+        out.print(draw_map(weights, rows, columns, most=out.width))
 
 
-def show_agreed(found: Look, back: Predictor) -> None:
+def show_agreement(found: Look, back: Predictor) -> None:
     """The words that look at each other both ways, by a run of the other direction."""
-    pairs = agreed(found, look(back, found.answer.text, target=found.text))
+    pairs = agree(found, look(back, found.answer.text, target=found.text))
     for answer, source in pairs:
         say(f"{answer} - {source}")
     if not pairs:
@@ -184,25 +209,25 @@ def show_agreed(found: Look, back: Predictor) -> None:
 
 def show_words(predictor: Predictor, words: Sequence[str]) -> None:
     """The words nearest to one, or those that answer an analogy of three."""
-    for text, cosine in vectors.words(predictor, words):
+    for text, cosine in vectors.nearest_words(predictor, words):
         print(f"{cosine:.3f}\t{text}")
 
 
 def embed_tokens(predictor: Predictor, file: Path) -> None:
     """A vector for every token of standard input."""
-    vectors.save_tokens(file, vectors.states(predictor, list(stdin_lines())), predictor.source)
+    vectors.save_tokens(file, vectors.token_states(predictor, read_sources(predictor)), predictor.source)
     tell_cut(predictor)
 
 
 def embed_lines(predictor: Predictor, file: Path | None, picture: Path | None, near: int, normalize: bool) -> None:
     """A vector for every line of standard input: into a file, as a picture, as the nearest lines, or as numbers."""
     lines = list(stdin_lines())
-    found = vectors.embed(predictor, lines, normalize=normalize)
+    found = vectors.embed(predictor, map(predictor.task.parse, lines), normalize=normalize)
     tell_cut(predictor)
     if file is not None:
-        vectors.save(file, found)
+        vectors.save_vectors(file, found)
     if picture is not None:
-        vectors.draw(picture, found, lines)
+        vectors.draw_vectors(picture, found, lines)
     for text, others in zip(lines, vectors.nearest(found, near) if near else [], strict=False):
         print(text, *(f"  {cosine:.3f}  {lines[number]}" for number, cosine in others), sep="\n")
     if file is None and picture is None and not near:

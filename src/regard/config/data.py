@@ -17,6 +17,15 @@ class FileData(Settings):
     cut_test: Annotated[int, Field(ge=0)] = 0
     """Distinct sources cut from the training data for the test, when no test files are given."""
 
+    def remedy(self, split: str) -> str:
+        """The settings that give a split its examples, in words."""
+        return f"data.{split} or data.cut_{split}"
+
+    def missing(self) -> list[str]:
+        """The splits beside training that neither have files nor are cut from training."""
+        own = {"valid": self.cut_valid, "test": self.cut_test}
+        return [split for split, cut in own.items() if not cut and not getattr(self, split)]
+
 
 class Sides(Settings):
     """One split of parallel text: line n of the sources belongs to line n of the targets."""
@@ -103,6 +112,13 @@ class DocumentData(ListedData):
     test_share: Share = 0.0
     """As valid_share, for the test; it lies behind the validation."""
 
+    def remedy(self, split: str) -> str:
+        return f"data.{split} or data.{split}_share"
+
+    def missing(self) -> list[str]:
+        shares = {"valid": self.valid_share, "test": self.test_share}
+        return [split for split, share in shares.items() if not share and not getattr(self, split)]
+
     @model_validator(mode="after")
     def cuts_are_shares(self) -> "DocumentData":
         if self.cut_valid or self.cut_test:
@@ -119,6 +135,14 @@ class GeneratedData(Settings):
     """Validation examples."""
     test: Count = 2000
     """Test examples."""
+
+    def remedy(self, split: str) -> str:
+        """The setting that gives a split its examples, in words."""
+        return f"data.{split}"
+
+    def missing(self) -> list[str]:
+        """A generator makes all splits."""
+        return []
 
 
 class ReverseData(GeneratedData):

@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from regard.config.config import Config
+from regard.config.run import Config
 from regard.config.settings import Paths
 from regard.errors import ConfigError
 
@@ -25,7 +25,7 @@ def recipes() -> dict[str, Path]:
 
 def read(name_or_path: str, changes: Iterable[str] = ()) -> Config:
     """Read a recipe's name or a .toml file, apply `a.b=c` changes, check it, and make its paths absolute."""
-    return located(parse(Path(find(name_or_path)), changes))
+    return resolve_paths(parse(Path(find(name_or_path)), changes))
 
 
 def find(name_or_path: str) -> Path:
@@ -40,7 +40,7 @@ def find(name_or_path: str) -> Path:
         return path
     if path.suffix == ".toml":
         raise ConfigError(f"{path} does not exist. Give a .toml file, or a recipe: {', '.join(known)}.")
-    raise ConfigError(f"unknown recipe {name_or_path}.{suggestion(name_or_path, known)} See `regard recipes`.")
+    raise ConfigError(f"unknown recipe {name_or_path}.{suggest(name_or_path, known)} See `regard recipes`.")
 
 
 def parse(path: Path, changes: Iterable[str] = ()) -> Config:
@@ -52,14 +52,14 @@ def parse(path: Path, changes: Iterable[str] = ()) -> Config:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     changes = list(changes)
-    return checked(merge(tree, changes), f"{path} with --set" if changes else str(path))
+    return validate(merge(tree, changes), f"{path} with --set" if changes else str(path))
 
 
-def changed(config: Config, changes: Iterable[str]) -> Config:
+def change(config: Config, changes: Iterable[str]) -> Config:
     """The same settings with `a.b=c` changes; file names in them are made absolute."""
     changes = list(changes)
-    made = checked(merge(config.model_dump(exclude_none=True), changes), "--set")
-    return located(made) if changes else made
+    made = validate(merge(config.model_dump(exclude_none=True), changes), "--set")
+    return resolve_paths(made) if changes else made
 
 
 def merge(tree: dict[str, Any], changes: Iterable[str]) -> dict[str, Any]:
@@ -83,29 +83,29 @@ def merge(tree: dict[str, Any], changes: Iterable[str]) -> dict[str, Any]:
     return tree
 
 
-def checked(tree: dict[str, Any], where: str) -> Config:
+def validate(tree: dict[str, Any], where: str) -> Config:
     """Validate a tree of settings; every complaint names its setting."""
     try:
-        return Config.model_validate(frozen(tree))
+        return Config.model_validate(freeze(tree))
     except ValidationError as error:
-        lines = [complaint(problem) for problem in error.errors()]
+        lines = [explain_problem(problem) for problem in error.errors()]
         raise ConfigError(f"{where}: " + "\n".join(lines)) from error
 
 
-def frozen(value: Any) -> Any:
+def freeze(value: Any) -> Any:
     """TOML's arrays as the tuples that frozen settings hold."""
     if isinstance(value, dict):
-        return {name: frozen(inner) for name, inner in value.items()}
-    return tuple(frozen(inner) for inner in value) if isinstance(value, list | tuple) else value
+        return {name: freeze(inner) for name, inner in value.items()}
+    return tuple(freeze(inner) for inner in value) if isinstance(value, list | tuple) else value
 
 
-def complaint(problem: Any) -> str:
+def explain_problem(problem: Any) -> str:
     """One pydantic problem in our words."""
-    place, fields, inside = place_of(problem["loc"])
+    place, fields, inside = locate_problem(problem["loc"])
     name = ".".join(place)
     match problem["type"]:
         case "extra_forbidden":
-            return f"unknown setting {name}.{suggestion(place[-1], fields, '.'.join(place[:-1]))}"
+            return f"unknown setting {name}.{suggest(place[-1], fields, '.'.join(place[:-1]))}"
         case "missing":
             return f"setting {name} is missing."
         case "union_tag_not_found":
@@ -122,7 +122,7 @@ def complaint(problem: Any) -> str:
     return f"setting {name} is {problem['input']!r}: {words}."
 
 
-def place_of(location: tuple[Any, ...]) -> tuple[list[str], list[str], list[type[BaseModel]]]:
+def locate_problem(location: tuple[Any, ...]) -> tuple[list[str], list[str], list[type[BaseModel]]]:
     """The dotted place without the union members that pydantic names, the fields beside it, the models inside it."""
     place: list[str] = []
     models: list[type[BaseModel]] = [Config]
@@ -140,25 +140,25 @@ def place_of(location: tuple[Any, ...]) -> tuple[list[str], list[str], list[type
                 continue
         place.append(str(part))
         fields = here
-        models = list(models_of(here[part].model_fields[part].annotation)) if part in here else []
+        models = list(find_models(here[part].model_fields[part].annotation)) if part in here else []
     return place, list(fields), models
 
 
-def models_of(annotation: Any) -> Iterator[type[BaseModel]]:
+def find_models(annotation: Any) -> Iterator[type[BaseModel]]:
     """Every settings class inside an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in typing.get_args(annotation):
-        yield from models_of(inner)
+        yield from find_models(inner)
 
 
-def suggestion(wrong: str, known: Iterable[str], group: str = "") -> str:
+def suggest(wrong: str, known: Iterable[str], group: str = "") -> str:
     """` Did you mean ...?`, or nothing when nothing is close."""
     close = difflib.get_close_matches(wrong, list(known), n=1)
     return f" Did you mean {group + '.' if group else ''}{close[0]}?" if close else ""
 
 
-def located(config: Config) -> Config:
+def resolve_paths(config: Config) -> Config:
     """The same settings with `$VARIABLES` in file names filled in and every file name absolute."""
     tree = config.model_dump(exclude_none=True)
     data = tree["data"]
@@ -173,7 +173,7 @@ def located(config: Config) -> Config:
     for name in ("source_vectors", "target_vectors", "pretrained"):
         if name in tree["model"]:
             (tree["model"][name],) = absolute((tree["model"][name],), "")
-    return checked(tree, "settings")
+    return validate(tree, "settings")
 
 
 def absolute(paths: Iterable[str], obtain: str) -> Paths:
@@ -189,6 +189,6 @@ def absolute(paths: Iterable[str], obtain: str) -> Paths:
     return tuple(found)
 
 
-def written(config: Config) -> str:
+def dump(config: Config) -> str:
     """The whole configuration as TOML."""
     return tomli_w.dumps(config.model_dump(exclude_none=True))

@@ -10,25 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from regard.config.data import DatesData, GeneratedData, NumbersData, ReverseData
-from regard.data.files import Example
-from regard.data.splits import Ledger, Splits, fingerprint
+from regard.data.examples import Example, Ledger, Splits, fingerprint
 from regard.errors import ConfigError
 
 
-def generate(settings: GeneratedData, seed: int) -> Splits:
-    """Make the splits of a generated task."""
-    rng = random.Random(seed)
-    match settings:
-        case ReverseData():
-            return distinct(lambda: reverse(settings, rng), settings)
-        case NumbersData():
-            return numbers(settings, rng)
-        case DatesData():
-            return dates(settings, rng)
-    raise TypeError(settings)
-
-
-def splits(
+def make_splits(
     train: Iterable[tuple[str, str]], valid: Iterable[tuple[str, str]], test: Iterable[tuple[str, str]]
 ) -> Splits:
     """Name every example's place, and count."""
@@ -40,7 +26,7 @@ def splits(
     return Splits(made["train"], made["valid"], made["test"], ledgers)
 
 
-def distinct(draw: Callable[[], tuple[str, str]], settings: GeneratedData) -> Splits:
+def draw_distinct(draw: Callable[[], tuple[str, str]], settings: GeneratedData) -> Splits:
     """Draw pairs. A fifth of all sources, by their hash, can be held out, also of the short ones; those come once; the
     others can be trained on."""
     wanted = settings.valid + settings.test
@@ -61,7 +47,7 @@ def distinct(draw: Callable[[], tuple[str, str]], settings: GeneratedData) -> Sp
             raise too_few(f"{len(held):,} sources to hold out (a fifth of all)", wanted)
     pairs = list(held.items())
     random.Random(wanted).shuffle(pairs)
-    return splits(train, pairs[: settings.valid], pairs[settings.valid :])
+    return make_splits(train, pairs[: settings.valid], pairs[settings.valid :])
 
 
 def too_few(there: str, wanted: int) -> ConfigError:
@@ -72,20 +58,26 @@ def too_few(there: str, wanted: int) -> ConfigError:
     )
 
 
-def reverse(settings: ReverseData, rng: random.Random) -> tuple[str, str]:
+def generate_reverse(settings: ReverseData, seed: int) -> Splits:
     """Letters, and the same letters backwards."""
+    rng = random.Random(seed)
+    return draw_distinct(lambda: reverse(settings, rng), settings)
+
+
+def reverse(settings: ReverseData, rng: random.Random) -> tuple[str, str]:
+    """One pair."""
     size = rng.randint(settings.shortest, max(settings.shortest, settings.longest))
     letters = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz"[: settings.letters], k=size))
     return letters, letters[::-1]
 
 
-def numbers(settings: NumbersData, rng: random.Random) -> Splits:
+def generate_numbers(settings: NumbersData, seed: int) -> Splits:
     """Number words -> digits. The lengths one to `digits` come equally often as far as there are that many numbers;
     of no length is more than a fifth held out, so the shortest numbers are mostly seen."""
-    words = number_words(settings.language)
-    held = stratified(settings.valid + settings.test, settings.digits, 0.2, set(), rng)
+    rng, words = random.Random(seed), number_words(settings.language)
+    held = draw_stratified(settings.valid + settings.test, settings.digits, 0.2, set(), rng)
     taken = set(held)
-    train = stratified(settings.examples, settings.digits, 1.0, taken, rng)
+    train = draw_stratified(settings.examples, settings.digits, 1.0, taken, rng)
     for name, made, count in (
         ("held-out", held, settings.valid + settings.test),
         ("training", train, settings.examples),
@@ -95,10 +87,10 @@ def numbers(settings: NumbersData, rng: random.Random) -> Splits:
     rng.shuffle(held)
     rng.shuffle(train)
     pair = [(words(number), str(number)) for number in held]
-    return splits(((words(n), str(n)) for n in train), pair[: settings.valid], pair[settings.valid :])
+    return make_splits(((words(n), str(n)) for n in train), pair[: settings.valid], pair[settings.valid :])
 
 
-def stratified(count: int, digits: int, share: float, taken: set[int], rng: random.Random) -> list[int]:
+def draw_stratified(count: int, digits: int, share: float, taken: set[int], rng: random.Random) -> list[int]:
     """Draw `count` different numbers, the same share of every length; shorter lengths that run out leave their part
     to the longer ones. At most `share` of a length is drawn."""
     chosen: list[int] = []
@@ -152,12 +144,12 @@ def date_forms(languages: Sequence[str]) -> list[tuple[Any, str]]:
     return [(locale, pattern) for (locale, _), pattern in forms.items()]
 
 
-def dates(settings: DatesData, rng: random.Random) -> Splits:
+def generate_dates(settings: DatesData, seed: int) -> Splits:
     """Dates as babel writes them in several languages -> ISO 8601. The days, not only their spellings, of the three
     splits differ, and every source has one answer."""
     from babel.dates import format_date
 
-    forms = date_forms(settings.languages)
+    rng, forms = random.Random(seed), date_forms(settings.languages)
     first = datetime.date(settings.first_year, 1, 1).toordinal()
     last = datetime.date(settings.last_year, 12, 31).toordinal()
     meanings: dict[str, str] = {}
@@ -183,4 +175,12 @@ def dates(settings: DatesData, rng: random.Random) -> Splits:
 
     valid = take(settings.valid, range(1), unique=True)  # every twentieth day
     test = take(settings.test, range(1, 2), unique=True)
-    return splits(take(settings.examples, range(2, 20), unique=False), valid, test)
+    return make_splits(take(settings.examples, range(2, 20), unique=False), valid, test)
+
+
+GENERATORS: dict[str, Callable[[Any, int], Splits]] = {
+    "reverse": generate_reverse,
+    "numbers": generate_numbers,
+    "dates": generate_dates,
+}
+"""By `data.kind`."""

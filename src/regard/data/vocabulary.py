@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from regard.config.config import Tokenization
+from regard.config.text import Tokenization
 from regard.errors import ConfigError, DataError, RunError
 
 SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>")
@@ -236,3 +236,15 @@ def normalization(settings: Tokenization, subwords: bool) -> list[Any]:
     if subwords:
         steps.append(normalizers.Prepend(" "))
     return steps
+
+
+class Vocabularies(NamedTuple):
+    """The vocabularies of both sides of a run; one may serve both."""
+
+    source: Vocabulary
+    target: Vocabulary
+
+    @property
+    def shared(self) -> bool:
+        """Whether one vocabulary serves both sides."""
+        return self.target is self.source

@@ -8,25 +8,39 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from regard.config.config import Metric
-
-SMALLER_IS_BETTER = ("ter", "wer", "per", "perplexity", "nats", "bpb", "ece")
+from regard.tasks.task import Answer, Metric, Task
 
 References = Sequence[Sequence[str]]
 """Of every output, one or more right answers."""
+OF_PROBABILITIES = ("perplexity", "nats", "bpb")
+"""Metrics that are made of a model's probabilities of the right answers, not of its own answers."""
+SMALLER_IS_BETTER = (*OF_PROBABILITIES, "ter", "wer", "per", "ece")
 
 
-def better(metric: Metric) -> Callable[[float, float], bool]:
+def better(task: Task, metric: str) -> Callable[[float, float], bool]:
     """Whether a first value of a metric is better than a second."""
-    return (lambda new, old: new < old) if metric in SMALLER_IS_BETTER else (lambda new, old: new > old)
+    own = [one.smaller_is_better for one in task.metrics if isinstance(one, Metric) and one.name == metric]
+    smaller = own[0] if own else metric in SMALLER_IS_BETTER
+    return (lambda new, old: new < old) if smaller else (lambda new, old: new > old)
 
 
-def score(metric: Metric, outputs: Sequence[str], references: References, separator: str | None = None) -> float:
+def score_answers(task: Task, metric: str, answers: Sequence[Answer], references: References) -> float:
+    """A metric of answers: the task's own, or one of this file."""
+    for own in task.metrics:
+        if isinstance(own, Metric) and own.name == metric:
+            return own.compute(answers, references)
+    texts = [answer.text for answer in answers]
+    if metric == "ece":
+        return 100 * calibration_error([math.exp(answer.score) for answer in answers], texts, references)
+    return score(metric, texts, references, task.separator)
+
+
+def score(metric: str, outputs: Sequence[str], references: References, separator: str | None = None) -> float:
     """A metric of outputs, in percent (bleu, chrf and ter as sacreBLEU prints them). Outputs that are labels come with
     their `separator` ("" if each is one label): then only a whole output is accurate, else every token counts."""
     match metric:
         case "bleu" | "chrf" | "ter":
-            return corpus(metric, outputs, references)[0]
+            return corpus_score(metric, outputs, references)[0]
         case "accuracy" if separator is None:
             return 100 * token_accuracy(outputs, references)
         case "exact" | "accuracy":
@@ -40,18 +54,21 @@ def score(metric: Metric, outputs: Sequence[str], references: References, separa
         case "rouge1" | "rouge2" | "rougel":
             return 100 * rouge(metric, outputs, references)
         case "span_exact":
-            return 100 * mean(
-                [max(bare(o) == bare(w) for w in wanted) for o, wanted in zip(outputs, references, strict=True)]
+            return 100 * best_mean(
+                lambda output, wanted: normalize_answer(output) == normalize_answer(wanted), outputs, references
             )
         case "span_f1":
-            return 100 * mean(
-                [max(overlap(o, w) for w in wanted) for o, wanted in zip(outputs, references, strict=True)]
-            )
-        case "perplexity" | "nats" | "bpb" | "ece":
-            raise ValueError(f"{metric} is made of a model's probabilities, not of outputs")
+            return 100 * best_mean(word_f1, outputs, references)
+    raise ValueError(f"{metric} is not made of outputs alone")
 
 
-def corpus(metric: Metric, outputs: Sequence[str], references: References) -> tuple[float, str]:
+def best_mean(compare: Callable[[str, str], float], outputs: Sequence[str], references: References) -> float:
+    """The mean over outputs of a comparison with the reference that fits best."""
+    pairs = zip(outputs, references, strict=True)
+    return mean([max(compare(output, one) for one in wanted) for output, wanted in pairs])
+
+
+def corpus_score(metric: str, outputs: Sequence[str], references: References) -> tuple[float, str]:
     """sacreBLEU's figure and the signature that says how it was made."""
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
@@ -112,7 +129,7 @@ def edit_distance(left: Sequence[str], right: Sequence[str]) -> int:
 # --- labels ----------------------------------------------------------------------------------------------------------
 
 
-def confusion(outputs: Sequence[str], references: References) -> dict[str, dict[str, int]]:
+def confusion_table(outputs: Sequence[str], references: References) -> dict[str, dict[str, int]]:
     """How often each right label (first) was taken for each label (second)."""
     right = [meant(*pair) for pair in zip(outputs, references, strict=True)]
     names = sorted({*right, *outputs})
@@ -185,15 +202,15 @@ def rouge(metric: str, outputs: Sequence[str], references: References) -> float:
 # --- spans -----------------------------------------------------------------------------------------------------------
 
 
-def bare(text: str) -> str:
+def normalize_answer(text: str) -> str:
     """An answer as SQuAD's rules compare it: small letters, without punctuation, English articles and wide spaces."""
     letters = "".join(letter for letter in text.lower() if letter not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", letters).split())
 
 
-def overlap(output: str, wanted: str) -> float:
+def word_f1(output: str, wanted: str) -> float:
     """F1 of the words that two answers share, by SQuAD's rules."""
-    left, right = bare(output).split(), bare(wanted).split()
+    left, right = normalize_answer(output).split(), normalize_answer(wanted).split()
     if not left or not right:
         return float(left == right)
     same = sum((Counter(left) & Counter(right)).values())

@@ -15,13 +15,13 @@ from rich.text import Text
 from torch import Tensor
 
 from regard.errors import InputError
-from regard.training.checkpoint import replace
+from regard.training.checkpoint import write_file
 
 SHADES = " ░▒▓█"
 FONTS = ("Noto Sans CJK KR", "Noto Sans KR", "NanumGothic", "Apple SD Gothic Neo", "Malgun Gothic", "Noto Sans CJK JP")
 
 
-def letters(text: str) -> list[str]:
+def split_letters(text: str) -> list[str]:
     """A text's letters as they are seen: marks, joiners and what they join stay with the letter before."""
     found: list[str] = []
     for one in unicodedata.normalize("NFC", text):
@@ -33,7 +33,7 @@ def letters(text: str) -> list[str]:
     return found
 
 
-def drawn(
+def draw_map(
     weights: Tensor,
     rows: Sequence[str],
     columns: Sequence[str],
@@ -47,13 +47,13 @@ def drawn(
     top = max(float(weights.max()), 1e-6) if top is None else top
     margin = max(map(cell_len, rows)) + 2
     wide = margin + sum(cell_len(key) + 1 for key in columns) <= most
-    parted = [letters(key) for key in columns]
+    parted = [split_letters(key) for key in columns]
     cells = max((cell_len(one) for key in parted for one in key), default=1)
     room = max(1, (most - margin) // (cells + 1))
     if not wide and len(columns) > room:
         starts = range(0, len(columns), room)
         parts = [(weights[:, start : start + room], columns[start : start + room]) for start in starts]
-        return Text("\n").join(drawn(part, rows, names, colour, most, top) for part, names in parts)
+        return Text("\n").join(draw_map(part, rows, names, colour, most, top) for part, names in parts)
     widths = [cell_len(key) if wide else cells for key in columns]
     out = Text()
     for line in range(1 if wide else max(map(len, parted))):
@@ -69,8 +69,8 @@ def drawn(
     return out
 
 
-def calculated(found: Any, columns: Sequence[str]) -> Table:
-    """B8 as a table for the terminal: a row a key, from its score to its share; `found` is a look's calculation."""
+def tabulate_calculation(found: Any, columns: Sequence[str]) -> Table:
+    """A look's calculation as a table for the terminal: a row a key, from its score to its share."""
     table = Table("looks at", "query · key", "scaled", "weight", "× value (first of it)", box=None, header_style="bold")
     rows = zip(columns, found.scores, found.scaled, found.seen, found.weights, found.values, strict=True)
     for name, score, scaled, seen, weight, value in rows:
@@ -82,7 +82,7 @@ def calculated(found: Any, columns: Sequence[str]) -> Table:
     return table
 
 
-def surveyed(maps: Iterable[tuple[str, Sequence[float], Sequence[float] | None]]) -> Table:
+def tabulate_heads(maps: Iterable[tuple[str, Sequence[float], Sequence[float] | None]]) -> Table:
     """Every head as a row: how widely it looks (entropy, in bits) and how far (in tokens; self-attention only)."""
     table = Table("map", "head", "entropy", "distance", box=None, header_style="bold")
     for name, entropy, distance in maps:
@@ -91,7 +91,7 @@ def surveyed(maps: Iterable[tuple[str, Sequence[float], Sequence[float] | None]]
     return table
 
 
-def family() -> list[str]:
+def find_fonts() -> list[str]:
     """The fonts to draw with. What matplotlib knows may be older than a font that was installed since, so the system is
     asked where it knows none of FONTS."""
     from matplotlib import font_manager
@@ -109,7 +109,7 @@ def family() -> list[str]:
 
 
 @contextlib.contextmanager
-def figure(path: Path, columns: int, rows: int, size: tuple[float, float]) -> Iterator[Any]:
+def open_figure(path: Path, columns: int, rows: int, size: tuple[float, float]) -> Iterator[Any]:
     """Axes (rows, columns) to draw on; the file is written beside and renamed."""
     try:
         import matplotlib
@@ -120,19 +120,19 @@ def figure(path: Path, columns: int, rows: int, size: tuple[float, float]) -> It
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    with pyplot.rc_context({"font.family": family(), "svg.hashsalt": "regard"}), warnings.catch_warnings():
+    with pyplot.rc_context({"font.family": find_fonts(), "svg.hashsalt": "regard"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # no installed font has that letter: a box is drawn
         drawing, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
         try:
             yield axes
             file = io.BytesIO()
             drawing.savefig(file, dpi=160, format=path.suffix[1:].lower())
-            replace(path, file.getvalue())
+            write_file(path, file.getvalue())
         finally:
             pyplot.close(drawing)
 
 
-def wrapped(title: str, width: int, most: int = 4) -> str:
+def wrap_title(title: str, width: int, most: int = 4) -> str:
     """A title whose every line is broken into at most `most` of a width in letters, of which wide ones take two."""
     lines = []
     for line in title.expandtabs(4).splitlines():
@@ -144,8 +144,8 @@ def wrapped(title: str, width: int, most: int = 4) -> str:
 def save_map(path: Path, weights: Tensor, rows: Sequence[str], columns: Sequence[str], title: str) -> None:
     """One map (query, key) with its tokens."""
     width, height = (min(24.0, 2.0 + 0.32 * count) for count in (len(columns), len(rows)))
-    heading = wrapped(title, round(12 * max(3.0, width)))
-    with figure(path, 1, 1, (max(3.0, width), max(2.5, height) + 0.15 * heading.count("\n"))) as axes:
+    heading = wrap_title(title, round(12 * max(3.0, width)))
+    with open_figure(path, 1, 1, (max(3.0, width), max(2.5, height) + 0.15 * heading.count("\n"))) as axes:
         axis = axes[0, 0]
         image = axis.imshow(weights.numpy(), cmap="viridis", vmin=0, aspect="auto", interpolation="nearest")
         axis.figure.colorbar(image, ax=axis, fraction=0.05, pad=0.02).ax.tick_params(labelsize=7)
@@ -160,7 +160,7 @@ def save_grid(path: Path, maps: Sequence[tuple[str, Tensor]]) -> None:
     """Every head (column) of every map (row) as a small picture, each in its own scale: named weights (heads, query,
     key)."""
     most = max(len(weights) for _, weights in maps)
-    with figure(path, most, len(maps), (1.6 + 1.5 * most, 1.5 * len(maps))) as axes:
+    with open_figure(path, most, len(maps), (1.6 + 1.5 * most, 1.5 * len(maps))) as axes:
         for line, (name, weights) in zip(axes, maps, strict=True):
             for head, axis in enumerate(line):
                 axis.set_xticks([])

@@ -13,12 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.attention.equation import KeyValues
 from regard.errors import InputError
-from regard.nn.attention import Attention, Memory
-from regard.tasks.models import State
+from regard.nn.attention import Attention
+from regard.nn.state import State, Steppable
 
-Seen = Callable[[str, Attention, Tensor, Memory, Tensor | None], None]
-"""Gets the module path, the attention, its queries, its memory and its mask."""
+Seen = Callable[[str, Attention, Tensor, KeyValues, Tensor | None], None]
+"""Gets the module path, the attention, its queries, its keys and values, and its mask."""
 
 
 @contextlib.contextmanager
@@ -27,8 +28,8 @@ def watch(model: nn.Module, seen: Seen, only: Callable[[str], bool] = lambda nam
 
     def hook(name: str) -> Any:
         def call(module: Attention, inputs: tuple[Any, ...], output: Tensor) -> None:
-            queries, memory, mask = (*inputs, None)[:3]
-            seen(name, module, queries, memory, mask)
+            queries, kv, mask = (*inputs, None)[:3]
+            seen(name, module, queries, kv, mask)
 
         return call
 
@@ -60,11 +61,13 @@ class Maps(dict[str, Tensor]):
         """The ids of a source -> its number."""
         self.encoded: dict[int, dict[str, Tensor]] = {}
         """Source number -> the encoder's maps."""
+        self.kinds: dict[str, str] = {}
+        """Module path -> what kind of attention it is."""
 
     def add(self, name: str, weights: Tensor) -> None:
         self[name] = torch.cat([self[name], weights], dim=-2) if name in self else weights
 
-    def taken(self) -> dict[str, Tensor]:
+    def take(self) -> dict[str, Tensor]:
         """What was added since the last time."""
         found = dict(self)
         self.clear()
@@ -81,7 +84,7 @@ class Maps(dict[str, Tensor]):
         found = dict(self.encoded[number])
         for name in rows[-1]:
             parts = [row[name] for row in rows]
-            if "self" in name:  # a row more is a key more; a prompt was read before
+            if self.kinds[name] == "self":  # a row more is a key more; a prompt was read before
                 prompt = [found[name]] if name in found else []
                 ends = [sum(part.shape[-1] for part in prompt) + count for count in range(1, len(rows) + 1)]
                 pairs = zip(parts, ends, strict=True)
@@ -102,24 +105,26 @@ def record(
     or of some. What is not wanted is not computed. After decoding, ask `Maps.of` for the output that was chosen."""
     maps = Maps()
 
-    def seen(name: str, module: Attention, queries: Tensor, memory: Memory, mask: Tensor | None) -> None:
-        maps.add(name, module.weights(queries, memory, mask, heads).detach())
+    def seen(name: str, module: Attention, queries: Tensor, kv: KeyValues, mask: Tensor | None) -> None:
+        maps.add(name, module.weights(queries, kv, mask, heads).detach())
+        maps.kinds[name] = module.kind
 
-    with watch(model, seen, only), followed(model, maps):
+    with watch(model, seen, only), follow_decoding(model, maps):
         yield maps
 
 
 @contextlib.contextmanager
-def followed(model: Any, maps: Maps) -> Iterator[None]:
+def follow_decoding(model: nn.Module, maps: Maps) -> Iterator[None]:
     """While a model decodes (`start`, `step`), file its maps by what each hypothesis has read."""
-    if not hasattr(model, "start"):
+    if not isinstance(model, Steppable):
         yield
         return
-    start, step = model.start, model.step
+    decoder: Any = model
+    start, step = decoder.start, decoder.step
 
     def starting(source: Tensor, lengths: Tensor) -> State:
         state: State = start(source, lengths)
-        encoded, numbers = maps.taken(), []
+        encoded, numbers = maps.take(), []
         for row, length in enumerate(lengths.tolist()):
             number = maps.sources.setdefault(tuple(source[row, :length].tolist()), len(maps.sources))
             read = (
@@ -128,24 +133,25 @@ def followed(model: Any, maps: Maps) -> Iterator[None]:
             maps.encoded[number] = {name: part[row, :, read, read] for name, part in encoded.items()}
             numbers.append(number)
         trail = Trail(torch.tensor(numbers, device=source.device), source[:, :0])
-        return State(state.source, (state.past, trail), state.first)
+        return State(state.source, (state.cache, trail), state.first)
 
     def stepping(tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        past, trail = state.past
-        logprobs, after = step(tokens, State(state.source, past))
+        cache, trail = state.cache
+        logprobs, after = step(tokens, State(state.source, cache))
         trail = Trail(trail.sentence, torch.cat([trail.tokens, tokens[:, None]], dim=1))
         # hypotheses of one sentence may have been its queries: as rows again, (rows, heads, 1, key)
         made = {
-            name: part.transpose(1, 2).reshape(len(tokens), part.shape[1], 1, -1) for name, part in maps.taken().items()
+            name: part.transpose(1, 2).reshape(len(tokens), part.shape[1], 1, -1) for name, part in maps.take().items()
         }
         for row, (sentence, read) in enumerate(zip(trail.sentence.tolist(), trail.tokens.tolist(), strict=True)):
             maps.steps[sentence, *read] = {name: part[row] for name, part in made.items()}
-        return logprobs, State(after.source, (after.past, trail))
+        return logprobs, State(after.source, (after.cache, trail))
 
-    before = {name: vars(model)[name] for name in ("start", "step") if name in vars(model)}  # by a record around this
-    model.start, model.step = starting, stepping
+    own = vars(decoder)
+    before = {name: own[name] for name in ("start", "step") if name in own}  # by a record around this
+    decoder.start, decoder.step = starting, stepping
     try:
         yield
     finally:
-        del model.start, model.step
-        vars(model).update(before)
+        del decoder.start, decoder.step
+        own.update(before)

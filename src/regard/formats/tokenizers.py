@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from regard.data.vocabulary import SPECIAL, UNK
 from regard.errors import DataError
-from regard.formats.architectures import Form, Reading, Tree
+from regard.formats.architectures import Layout, Reading, Tree
 from regard.training.checkpoint import Tensors
 
 
@@ -17,13 +17,12 @@ class Given(NamedTuple):
     """A model as it came."""
 
     where: Path
-    tree: Tree
-    """config.json, with what generation_config.json changes."""
+    tree: Tree  # config.json, with what generation_config.json changes.
     tensors: Tensors
     tokenizer: Tree
 
 
-def tokenizer_of(tree: Tree, where: Path) -> Tokenizer:
+def make_tokenizer(tree: Tree, where: Path) -> Tokenizer:
     """A tokenizer of its JSON."""
     try:
         return Tokenizer.from_str(json.dumps(tree))
@@ -31,7 +30,7 @@ def tokenizer_of(tree: Tree, where: Path) -> Tokenizer:
         raise DataError(f"{where}: the tokenizer cannot be used: {error}.") from error
 
 
-def entries(tokenizer: Tree) -> dict[str, int]:
+def list_entries(tokenizer: Tree) -> dict[str, int]:
     """Every entry of a tokenizer's JSON and its id, also those that were added."""
     vocab = tokenizer["model"]["vocab"]
     known = {token: i for i, (token, _) in enumerate(vocab)} if isinstance(vocab, list) else dict(vocab)
@@ -40,24 +39,24 @@ def entries(tokenizer: Tree) -> dict[str, int]:
 
 def is_ours(tokenizer: Tree, count: int, special: Sequence[int | None]) -> bool:
     """Whether a vocabulary begins as ours do and has all `count` entries, and the model's `special` ones are those."""
-    known = entries(tokenizer)
+    known = list_entries(tokenizer)
     named = [known.get(token) for token in SPECIAL] == list(range(len(SPECIAL)))
     return named and len(known) == count and all(entry in (None, i) for i, entry in enumerate(special))
 
 
-def unknown(tokenizer: Tree) -> int | None:
+def find_unknown(tokenizer: Tree) -> int | None:
     """The entry for what is unknown, if the tokenizer has one."""
     model = tokenizer["model"]
     if model["type"] == "Unigram":
         found: int | None = model.get("unk_id")
         return found
-    return entries(tokenizer).get(model.get("unk_token"))
+    return list_entries(tokenizer).get(model.get("unk_token"))
 
 
-def moved(given: Given, count: int, special: Sequence[int | None]) -> Tree:
+def move_entries(given: Given, count: int, special: Sequence[int | None]) -> Tree:
     """The tokenizer's JSON with our special entries at 0 to 3 and the others behind them, `count` in all: what the
     embedding has a row for and the tokenizer no entry gets one, never used. Texts are framed by us, not by it."""
-    tree, known = given.tokenizer, entries(given.tokenizer)
+    tree, known = given.tokenizer, list_entries(given.tokenizer)
     plain = {"truncation": None, "padding": None, "post_processor": None}
     if max(known.values()) >= count:
         raise DataError(f"{given.where}: the tokenizer has {max(known.values()) + 1:,} entries, the model {count:,}.")
@@ -82,7 +81,7 @@ def moved(given: Given, count: int, special: Sequence[int | None]) -> Tree:
     return tree | plain | {"model": model, "added_tokens": added}
 
 
-def specials(given: Given, form: Form, reading: Reading) -> tuple[list[int | None], bool]:
+def find_specials(given: Given, layout: Layout, reading: Reading) -> tuple[list[int | None], bool]:
     """Which entries are the model's own <pad>, <unk>, <bos> and <eos>, and whether its texts begin with <bos>."""
 
     def entry(name: str) -> int | None:
@@ -91,22 +90,22 @@ def specials(given: Given, form: Form, reading: Reading) -> tuple[list[int | Non
         return value if isinstance(value, int) and 0 <= value < reading.vocab else None
 
     try:
-        pad, unk = entry("pad"), unknown(given.tokenizer)
+        pad, unk = entry("pad"), find_unknown(given.tokenizer)
         marked = {token["id"] for token in given.tokenizer.get("added_tokens") or [] if token.get("special")}
-        max(entries(given.tokenizer).values())
-        tokenizer = tokenizer_of(given.tokenizer | {"truncation": None, "padding": None}, given.where)
+        max(list_entries(given.tokenizer).values())
+        tokenizer = make_tokenizer(given.tokenizer | {"truncation": None, "padding": None}, given.where)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{given.where}: the tokenizer has no model with a vocabulary ({error!r}).") from error
-    lead, tail = frame(tokenizer, given.where)
+    lead, tail = find_frame(tokenizer, given.where)
     bos, eos, start = entry("bos"), entry("eos"), entry("decoder_start")
     pad = pad if pad in marked | {unk, eos, start} else None  # some configurations name an ordinary word
     before, behind = (" ".join(str(tokenizer.id_to_token(i)) for i in part) for part in (lead, tail))
     refusal = f"{given.where}: the tokenizer puts {before!r} before a text and {behind!r} behind it, expected "
-    if form.kind == "language":
+    if layout.architecture == "decoder":
         if len(lead) > 1 or tail:
             raise DataError(f"{refusal}at most one entry before it and none behind it.")
         return [pad, unk, lead[0] if lead else bos, eos], bool(lead)
-    if form.kind == "encoder":
+    if layout.architecture == "encoder":
         if len(lead) != 1 or len(tail) != 1:
             raise DataError(f"{refusal}one entry before it and one behind it ([CLS] and [SEP]).")
         return [pad, unk, *lead, *tail], True
@@ -119,7 +118,7 @@ def specials(given: Given, form: Form, reading: Reading) -> tuple[list[int | Non
     return [pad, unk, start, eos], False
 
 
-def frame(tokenizer: Tokenizer, where: Path) -> tuple[list[int], list[int]]:
+def find_frame(tokenizer: Tokenizer, where: Path) -> tuple[list[int], list[int]]:
     """What a tokenizer puts before and behind every text."""
     try:
         found = tokenizer.encode("a the 1 2 3 x y z")

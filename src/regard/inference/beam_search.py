@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.config.config import DecodeConfig
+from regard.config.run import DecodeConfig
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.errors import RunError
-from regard.inference.constraints import BROKEN, Asked, Hypothesis, Limits, allowed, penalty
-from regard.tasks.models import State, Steppable, rows
+from regard.inference.constraints import BROKEN, Constraints, Sources, apply_constraints, length_penalty
+from regard.nn.state import Hypothesis, State, Steppable, select_rows
 
 PIECE = 64
-"""How many of a row's numbers are one piece to `likely`."""
+"""How many of a row's numbers are one piece to `likely_places`."""
 Found = tuple[int, list[Hypothesis]] | None
 """The place of a sentence and its outputs; None: nothing yet, and a moment in which whoever searches may do something
 else."""
@@ -34,41 +34,45 @@ class Sentences(NamedTuple):
 
     number: Tensor  # (sentences,) their places in what was asked
     largest: Tensor  # (sentences,) the largest penalty that an output can get
-    limits: Limits
+    constraints: Constraints
     growing: Beams
     ended: Beams
 
 
-def asking(asked: Asked, config: DecodeConfig) -> Sentences:
+def begin_search(sources: Sources, config: DecodeConfig) -> Sentences:
     """Sentences with one empty hypothesis each."""
-    count, device = len(asked.source), asked.source.device
-    nothing, scores = asked.source.new_empty(count, 1, 0), torch.zeros(count, 1, device=device)
+    count, device = len(sources.source), sources.source.device
+    nothing, scores = sources.source.new_empty(count, 1, 0), torch.zeros(count, 1, device=device)
     growing = Beams(nothing, nothing.to(scores.dtype), scores)
-    largest = penalty(asked.limits.longest.double() + 1, config.length_penalty)
+    largest = length_penalty(sources.constraints.longest.double() + 1, config.length_penalty)
     ended = Beams(*(part[:, :0] for part in growing))
-    return Sentences(torch.arange(count, device=device), largest, asked.limits, growing, ended)
+    return Sentences(torch.arange(count, device=device), largest, sources.constraints, growing, ended)
 
 
 @torch.inference_mode()
-def beam_search(model: Steppable, asked: Asked, config: DecodeConfig, best: int) -> Iterator[Found]:
-    """Keep the `beam` likeliest continuations of every sentence; those that end leave the beam. A sentence's number and
-    its `best` outputs come as soon as it is finished; None comes behind every step.
+def beam_search(model: Steppable, sources: Sources, config: DecodeConfig, best: int) -> Iterator[Found]:
+    """Keep the `beam_size` likeliest continuations of every sentence; those that end leave the beam. A sentence's
+    number and its `best` outputs come as soon as it is finished; None comes behind every step.
 
     A sentence is finished when none of its living hypotheses can still become one of the `best`, however it goes on:
     a log-probability only falls, and the penalty is largest at the limit. So stopping early changes nothing.
     """
-    width, state, here = max(config.beam, best), model.start(asked.source, asked.lengths), asking(asked, config)
-    tokens = begun(state, asked)
+    width, state, here = (
+        max(config.beam_size, best),
+        model.start(sources.source, sources.lengths),
+        begin_search(sources, config),
+    )
+    tokens = first_tokens(state, sources)
     for step in itertools.count():
         logprobs, state = model.step(tokens, state)
-        written = histories(here.growing) if config.no_repeat else []
-        logprobs = allowed(logprobs, step, here.limits, written, config.no_repeat)
-        origin, growing = grown(here.growing, logprobs, width)
+        written = histories(here.growing) if config.no_repeat_ngram else []
+        logprobs = apply_constraints(logprobs, step, here.constraints, written, config.no_repeat_ngram)
+        origin, growing = expand(here.growing, logprobs, width)
         ends = growing.tokens[..., -1] == EOS
         ended = here.ended
         order = origin + torch.arange(len(origin), device=origin.device)[:, None] * (len(tokens) // len(origin))
         if ends.any():
-            ended = merged(ended, growing, ends, penalty(step + 1.0, config.length_penalty), width)
+            ended = merge_ended(ended, growing, ends, length_penalty(step + 1.0, config.length_penalty), width)
             growing = growing._replace(scores=growing.scores.masked_fill(ends, -torch.inf))
         here = here._replace(growing=growing, ended=ended)
         reach = growing.scores.amax(1) / here.largest
@@ -77,13 +81,13 @@ def beam_search(model: Steppable, asked: Asked, config: DecodeConfig, best: int)
         finished = reach <= ended.scores[:, best - 1] if ended.scores.shape[1] >= best else reach == -torch.inf
         if finished.any():
             for row in finished.nonzero().flatten().tolist():
-                yield int(here.number[row]), listed(ended, row, best)
+                yield int(here.number[row]), list_hypotheses(ended, row, best)
             if finished.all():
                 return
             keep = (~finished).nonzero().flatten()
-            here, order = rows(here, keep), order[keep]
-            state = State(rows(state.source, keep), state.past)
-        state = State(state.source, rows(state.past, order.flatten()))
+            here, order = select_rows(here, keep), order[keep]
+            state = State(select_rows(state.source, keep), state.cache)
+        state = State(state.source, select_rows(state.cache, order.flatten()))
         tokens = here.growing.tokens[..., -1].flatten()
         yield None
 
@@ -94,17 +98,17 @@ def histories(beams: Beams) -> list[list[int]]:
     return found
 
 
-def begun(state: State, asked: Asked) -> Tensor:
+def first_tokens(state: State, sources: Sources) -> Tensor:
     """The tokens (sentences,) that the first step reads."""
-    return torch.full_like(asked.source[:, 0], BOS) if state.first is None else state.first
+    return torch.full_like(sources.source[:, 0], BOS) if state.first is None else state.first
 
 
-def grown(beams: Beams, logprobs: Tensor, width: int) -> tuple[Tensor, Beams]:
+def expand(beams: Beams, logprobs: Tensor, width: int) -> tuple[Tensor, Beams]:
     """The `width` likeliest continuations of every sentence, and the place (sentences, beam) each came from.
 
     logprobs (sentences * beam, vocab)."""
     sentences, vocab = len(beams.scores), logprobs.shape[1]
-    flat, places = logprobs.reshape(sentences, -1), likely(logprobs, beams.scores, width)
+    flat, places = logprobs.reshape(sentences, -1), likely_places(logprobs, beams.scores, width)
     totals = flat.gather(1, places) + beams.scores.gather(1, places // vocab)
     scores, order = totals.topk(min(width, totals.shape[1]))
     places = places.gather(1, order)
@@ -117,7 +121,7 @@ def grown(beams: Beams, logprobs: Tensor, width: int) -> tuple[Tensor, Beams]:
     )
 
 
-def likely(logprobs: Tensor, scores: Tensor, width: int) -> Tensor:
+def likely_places(logprobs: Tensor, scores: Tensor, width: int) -> Tensor:
     """Places (sentences, n) in the rows of each sentence, one after the other, among which are the `width` likeliest
     continuations: logprobs (sentences * beam, vocab) of beginnings with scores (sentences, beam).
 
@@ -137,7 +141,7 @@ def likely(logprobs: Tensor, scores: Tensor, width: int) -> Tensor:
     return torch.cat([places, rest.flatten().expand(sentences, -1)], dim=1)
 
 
-def merged(ended: Beams, growing: Beams, ends: Tensor, divisor: float, width: int) -> Beams:
+def merge_ended(ended: Beams, growing: Beams, ends: Tensor, divisor: float, width: int) -> Beams:
     """The best hypotheses that have ended, with those that end now (sentences, beam) among them."""
     length = growing.tokens.shape[-1]
     room = (0, length - ended.tokens.shape[-1])
@@ -149,7 +153,7 @@ def merged(ended: Beams, growing: Beams, ends: Tensor, divisor: float, width: in
     return Beams(tokens.gather(1, back), logprobs.gather(1, back), scores)
 
 
-def listed(ended: Beams, row: int, best: int) -> list[Hypothesis]:
+def list_hypotheses(ended: Beams, row: int, best: int) -> list[Hypothesis]:
     """One sentence's ended hypotheses, best first."""
     out = []
     for tokens, logprobs, score in zip(*(part[row, :best].tolist() for part in ended), strict=True):

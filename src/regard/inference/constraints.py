@@ -1,4 +1,4 @@
-"""What is asked of a search, what an output may be, and what it is worth."""
+"""What decoding is given, what an output may be, and by what its log-probability is divided."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
@@ -6,21 +6,11 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from regard.config.config import DecodeConfig
+from regard.config.run import DecodeConfig
 from regard.data.vocabulary import BOS, EOS, PAD
 
 
-class Hypothesis(NamedTuple):
-    """One output, without <bos> and <eos>."""
-
-    tokens: list[int]
-    score: float
-    """What hypotheses are ranked by."""
-    logprobs: list[float]
-    """Of each token, and of <eos>."""
-
-
-class Limits(NamedTuple):
+class Constraints(NamedTuple):
     """What an output may be. Rows are sentences."""
 
     longest: Tensor  # (sentences,) tokens before <eos>
@@ -30,24 +20,24 @@ class Limits(NamedTuple):
     latest: int  # no sentence's `least` is larger
 
 
-class Asked(NamedTuple):
-    """Sources to answer."""
+class Sources(NamedTuple):
+    """Sources to decode, each with its constraints."""
 
     source: Tensor  # (sentences, source)
     lengths: Tensor  # (sentences,)
-    limits: Limits
+    constraints: Constraints
 
 
-def asked(
+def make_sources(
     source: Tensor,
     lengths: Tensor,
     config: DecodeConfig,
     prefixes: Sequence[Sequence[int]] | None = None,
     most: int | Tensor | None = None,
-) -> Asked:
+) -> Sources:
     """Sources (sentences, source) with the limits of a configuration. Outputs begin with their prefix; none has more
     than `most` tokens: a limit for all, or (sentences,)."""
-    room = longest(lengths, config)
+    room = max_tokens(lengths, config)
     room = room if most is None else room.clamp(max=most)
     prefix = torch.full((len(source), max(map(len, prefixes or [[]]))), PAD)
     for row, tokens in enumerate(prefixes or []):
@@ -55,10 +45,10 @@ def asked(
     room = torch.maximum(room, (prefix != PAD).sum(1).to(room.device))
     least = torch.full_like(room, config.min_length)
     soonest = int(room.min()) if len(room) else 0
-    return Asked(source, lengths, Limits(room, least, prefix.to(source.device), soonest, config.min_length))
+    return Sources(source, lengths, Constraints(room, least, prefix.to(source.device), soonest, config.min_length))
 
 
-def longest(lengths: Tensor, config: DecodeConfig) -> Tensor:
+def max_tokens(lengths: Tensor, config: DecodeConfig) -> Tensor:
     """The most tokens that the outputs of sources of these lengths may have, by a configuration."""
     return (lengths * config.max_ratio).long() + config.max_extra
 
@@ -66,7 +56,7 @@ def longest(lengths: Tensor, config: DecodeConfig) -> Tensor:
 Length = TypeVar("Length", float, Tensor)
 
 
-def penalty(length: Length, alpha: float) -> Length:
+def length_penalty(length: Length, alpha: float) -> Length:
     """What the log-probability of an output of this many tokens, <eos> among them, is divided by."""
     divisor: Length = ((5 + length) / 6) ** alpha
     return divisor
@@ -75,32 +65,36 @@ def penalty(length: Length, alpha: float) -> Length:
 NEVER = torch.tensor([PAD, BOS])
 BROKEN = (
     "the model gives no numbers (NaN): its weights are broken, as by a rate that is too high. Train anew with a "
-    "smaller train.rate, or resume an older copy of the run."
+    "smaller train.learning_rate, or resume an older copy of the run."
 )
 
 
-def allowed(
-    logprobs: Tensor, step: int, limits: Limits, histories: Sequence[Sequence[int]] = (), no_repeat: int = 0
+def apply_constraints(
+    logprobs: Tensor,
+    step: int,
+    constraints: Constraints,
+    histories: Sequence[Sequence[int]] = (),
+    no_repeat_ngram: int = 0,
 ) -> Tensor:
     """logprobs (rows, vocab) with -inf where a token may not come next; if the tokens of each row so far are given, no
-    n-gram of the size `no_repeat` comes twice."""
+    n-gram of the size `no_repeat_ngram` comes twice."""
     logprobs.index_fill_(1, NEVER.to(logprobs.device), -torch.inf)
-    early, full = step < limits.latest, step >= limits.soonest
-    if not (early or full or histories or step < limits.prefix.shape[1]):
+    early, full = step < constraints.latest, step >= constraints.soonest
+    if not (early or full or histories or step < constraints.prefix.shape[1]):
         return logprobs
-    beam = len(logprobs) // len(limits.longest)
+    beam = len(logprobs) // len(constraints.longest)
     given = logprobs.clone() if histories else logprobs
     end = logprobs[:, EOS].clone()
     for row, tokens in enumerate(histories):
-        logprobs[row, repeats(tokens, no_repeat)] = -torch.inf
-    must = limits.longest <= step
+        logprobs[row, repeated_ngrams(tokens, no_repeat_ngram)] = -torch.inf
+    must = constraints.longest <= step
     if early:
-        free = ((limits.least > step) & ~must).repeat_interleave(beam)
+        free = ((constraints.least > step) & ~must).repeat_interleave(beam)
         logprobs[:, EOS] = torch.where(free, -torch.inf, logprobs[:, EOS])
     if histories or early:  # where nothing is left, an output ends
         logprobs[:, EOS] = torch.where(logprobs.amax(1) == -torch.inf, end, logprobs[:, EOS])
-    if step < limits.prefix.shape[1]:
-        forced = limits.prefix[:, step].repeat_interleave(beam)[:, None]
+    if step < constraints.prefix.shape[1]:
+        forced = constraints.prefix[:, step].repeat_interleave(beam)[:, None]
         only = torch.full_like(logprobs, -torch.inf).scatter_(1, forced, given.gather(1, forced))
         logprobs = torch.where(forced == PAD, logprobs, only)
     if full and must.any():
@@ -110,7 +104,7 @@ def allowed(
     return logprobs
 
 
-def repeats(tokens: Sequence[int], size: int) -> list[int]:
+def repeated_ngrams(tokens: Sequence[int], size: int) -> list[int]:
     """Tokens that would complete an n-gram that is there already."""
     tail = tuple(tokens[len(tokens) - size + 1 :])
     grams = zip(*(tokens[start:] for start in range(size)), strict=False)

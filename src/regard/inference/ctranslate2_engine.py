@@ -1,15 +1,13 @@
-"""A predictor that decodes with CTranslate2.
+"""Decoding with CTranslate2, the fastest engine for Transformers on a CPU.
 
 The numbers are the model's own, the search is CTranslate2's: it is asked for every hypothesis it finds, and these are
-ranked as decode.py ranks them (docs/engine.md says what can differ).
+ranked as ours are (docs/engine.md says what can differ). What it cannot do the same (samples, streams, sliding
+contexts, being recorded) our own engine does.
 """
 
-import atexit
-import contextlib
+import functools
 import itertools
-import os
-import shutil
-import tempfile
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,342 +16,259 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from regard.config.config import DecodeConfig, LanguageConfig
-from regard.config.toml import changed
-from regard.data.batching import Framed
+from regard.config.run import DecodeConfig
+from regard.data.encoding import Encoded
 from regard.data.vocabulary import BOS, EOS, PAD, SPECIAL
-from regard.errors import ConfigError, InputError, RunError
-from regard.inference import predictor as predict
-from regard.inference.constraints import Hypothesis, longest, penalty
-from regard.inference.ctranslate2_model import library, names, write
-from regard.inference.decoding import Tell
-from regard.inference.predictor import Answered, Predictor
-from regard.tasks.models import Language, Transformer
-from regard.training.checkpoint import load_config, load_vocabularies
-from regard.training.device import choose
+from regard.errors import InputError, RunError
+from regard.inference.beam_search import Found
+from regard.inference.constraints import BROKEN, length_penalty, max_tokens
+from regard.inference.ctranslate2_model import get_library, name_entries
+from regard.inference.engine import Request, TorchEngine
+from regard.inference.predictor import group_by_length
+from regard.inference.sampling import make_hypothesis
+from regard.nn.state import Hypothesis
+from regard.tasks.task import Task
 
-ENGINES = ("regard", "ctranslate2")
-DAY = 24 * 3600.0
 PATIENCE = 2.0
 """How many hypotheses must have ended before CTranslate2 stops, as a multiple of the beam."""
-
-
-class Row(NamedTuple):
-    """One answer to search for."""
-
-    source: list[int]
-    """What is read; of a language model, the prompt and what the answer must begin with."""
-    begin: list[int]
-    """What the decoder must begin with."""
-    lead: list[int]
-    """What comes before all that is decoded."""
-    most: int
-    """Tokens that are decoded at most."""
-
-
-class Found(NamedTuple):
-    """A hypothesis as CTranslate2 gave it."""
-
-    tokens: list[int]
-    ended: bool
-    """Whether <eos> came; if not, the limit did."""
-    total: float
-    """Its log-probability as CTranslate2 adds it up: without a prefix, and renormalized where tokens are forbidden."""
-    logprobs: list[float] | None = None
-    """Of every token and of <eos>, where they were heard."""
+BUDGET = 8192
+"""Padded tokens that are scored again at once."""
+LONG = 256
+"""Outputs that may be longer than so many tokens are waited for in pieces, so that others get their turn."""
+Steps = Iterator[None]
 
 
 class Absent(nn.Module):
     """Stands for a model whose weights only CTranslate2 has."""
 
-    def __init__(self) -> None:
-        nn.Module.__init__(self)
-
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         what = "a CTranslate2 model, which answers but cannot be looked into"
-        raise InputError(f"this folder holds {what}. Use the run that it was exported from.")
+        raise InputError(f"this folder holds {what}, sample or stream. Use the run that it was exported from.")
 
 
-class AbsentTransformer(Absent, Transformer):
-    """An encoder-decoder."""
+class Row(NamedTuple):
+    """One output to search for."""
+
+    source: list[int]  # what is read; of a language model, the prompt and what the output must begin with
+    begin: list[int]  # what the decoder must begin with
+    lead: list[int]  # what comes before all that is decoded
+    most: int  # tokens that are decoded at most
 
 
-class AbsentLanguage(Absent, Language):
-    """A decoder alone."""
+class Candidate(NamedTuple):
+    """A hypothesis as CTranslate2 gave it."""
+
+    tokens: list[int]
+    ended: bool  # whether <eos> came; if not, the limit did
+    total: float
+    """Its log-probability as CTranslate2 adds it up: without a prefix, and renormalized where tokens are forbidden."""
+    forced: bool = False  # whether some tokens were forbidden
 
 
-class Fast(Predictor):
-    """A predictor whose answers CTranslate2 decodes."""
+class CTranslate2Engine:
+    """Decodes the sources of one task; `find_folder` gives the folder of the model when it is first needed."""
 
-    own = False
+    def __init__(
+        self, task: Task, model: nn.Module, find_folder: Callable[[], Path], device: str = "cpu", threads: int = 1
+    ) -> None:
+        self.task, self.model, self.find_folder, self.device, self.threads = task, model, find_folder, device, threads
+        self.own = TorchEngine(task, model)
+        self.decoder_only = not task.architecture().encoder
+        self.names, self.target_names = name_entries(task.source), name_entries(task.target)
+        self.ids = {name: index for index, name in enumerate(self.target_names)}
+        self.translators: dict[tuple[int, int], Any] = {}
 
-    def __init__(self, like: Predictor, folder: Path, device: str = "cpu", threads: int = 1) -> None:
-        """`folder` holds the model and is read again later: it must stay. Several threads work on several texts."""
-        super().__init__(like.model, like.config, like.source, like.target)
-        self.folder, self.device, self.threads = folder, device, threads
-        self.alone = isinstance(self.config.model, LanguageConfig)
-        self.words, self.answer_words = names(self.source), names(self.target)
-        self.ids = {name: index for index, name in enumerate(self.answer_words)}
-        self.engine = self.start(threads)
+    @functools.cached_property
+    def folder(self) -> Path:
+        """Where the model is."""
+        return self.find_folder()
 
-    def start(self, threads: int) -> Any:
-        """A new engine, its random numbers from the beginning."""
-        kind = library().Generator if self.alone else library().Translator
-        try:
-            return kind(str(self.folder), device=self.device, inter_threads=threads, intra_threads=1)
-        except (RuntimeError, ValueError) as error:
-            raise RunError(f"{self.folder} cannot be opened by CTranslate2: {error}.") from error
+    def translator(self, rows: int) -> Any:
+        """CTranslate2's engine for so many rows at once, opened when it is first needed."""
+        replicas, threads = self.choose_threads(rows)
+        if (replicas, threads) not in self.translators:
+            kind = get_library().Generator if self.decoder_only else get_library().Translator
+            try:
+                made = kind(str(self.folder), device=self.device, inter_threads=replicas, intra_threads=threads)
+            except (RuntimeError, ValueError) as error:
+                raise RunError(f"{self.folder} cannot be opened by CTranslate2: {error}.") from error
+            self.translators[replicas, threads] = made
+        return self.translators[replicas, threads]
 
-    def written(
-        self,
-        sources: Sequence[Framed],
-        settings: DecodeConfig,
-        best: int,
-        prefixes: Sequence[Sequence[int]] | None,
-        tell: Tell | None = None,
-    ) -> Iterator[Answered]:
-        """Answers that CTranslate2 decodes, ranked and scored as decode.py does."""
-        if settings.slide:
-            raise InputError("decode.slide: a CTranslate2 model cannot go on past its context. Use our own engine.")
-        begins = prefixes or [[]] * len(sources)
-        rows = [self.row(source.ids, list(begin), settings) for source, begin in zip(sources, begins, strict=True)]
-        if tell is not None and len(rows) == 1 and best == 1 and (settings.sample or settings.beam == 1):
-            yield 0, [self.output(self.told(rows[0], settings, tell))]
+    def choose_threads(self, rows: int) -> tuple[int, int]:
+        """Replicas and threads of each, as measured (docs/log.md): several rows are shared among replicas of one
+        thread; a row alone is multiplied by all threads in float32, by one in int8, whose products are too small."""
+        if rows > 1:
+            return self.threads, 1
+        return 1, self.threads if self.task.config.decode.quantization == "float32" else 1
+
+    def generate(self, sources: Sequence[Encoded], request: Request) -> Iterator[Found]:
+        """As `Engine.generate`."""
+        settings = request.settings
+        if self.needs_own(request):
+            yield from self.own.generate(sources, request)
             return
-        ranked = self.ranked(rows, self.search(rows, settings, best), settings, best)
-        yield from enumerate([self.output(hypothesis) for hypothesis in one] for one in ranked)
+        begins = request.prefixes or [[]] * len(sources)
+        rows = [self.make_row(source.ids, list(one), settings) for source, one in zip(sources, begins, strict=True)]
+        found: dict[int, list[Candidate]] = {}
+        yield from self.search(rows, request, found)
+        chosen = [self.rank(row, found[i], request) for i, row in enumerate(rows)]
+        yield from enumerate(self.score(sources, rows, chosen, request))
 
-    def row(self, source: list[int], begin: list[int], settings: DecodeConfig) -> Row:
-        """A source with its limit, which is that of Predictor.written and decode.decode."""
-        length, most = len(source), self.config.text.max_length
-        wanted = int(longest(torch.tensor(length), settings))
-        tokens = max(min(wanted, max(0, most - length) if self.alone else 2 * most), len(begin))
-        if self.alone:
+    def needs_own(self, request: Request) -> bool:
+        """Whether only our own engine does what is asked for. A language model's prefix, which limits count, is a part
+        of the prompt to CTranslate2."""
+        settings = request.settings
+        if settings.sample or settings.slide or request.on_token is not None or is_watched(self.model):
+            return True
+        counted = self.decoder_only and any(request.prefixes) and not isinstance(self.model, Absent)
+        return counted and bool(settings.no_repeat_ngram or settings.min_length)
+
+    def make_row(self, source: list[int], begin: list[int], settings: DecodeConfig) -> Row:
+        """A source with its limit, which is that of our own engine."""
+        lengths = torch.tensor(len(source))
+        limit = self.task.output_limit(lengths, settings)
+        wanted = int(max_tokens(lengths, settings))
+        tokens = max(wanted if limit is None else min(wanted, int(limit)), len(begin))
+        if self.decoder_only:
             return Row([*source, *begin], [], begin, tokens - len(begin))
         return Row(source, begin, [], tokens)
 
     # --- searching
 
-    def search(self, rows: Sequence[Row], settings: DecodeConfig, best: int) -> list[list[Found]]:
-        """The hypotheses of every row. First all are searched up to the largest limit, for that is one batch, and with
+    def search(self, rows: Sequence[Row], request: Request, found: dict[int, list[Candidate]]) -> Steps:
+        """The candidates of every row. First all are searched up to the largest limit, for that is one batch, and with
         nothing forbidden, for then the numbers are the model's own. A row that has gone beyond its limit, or has
         written <pad> or <bos>, is searched once more. Prompts or prefixes of other lengths are other batches: the end
         of a longer one would be decoded, and spoil the beam."""
-        found: dict[int, list[Found]] = {}
-        lengths = [len(row.source if self.alone else row.begin) for row in rows]
+        lengths = [len(row.source if self.decoder_only else row.begin) for row in rows]
 
-        def together(key: Callable[[int], tuple[int, int]], numbers: Iterable[int], strict: bool) -> None:
+        def batch(key: Callable[[int], tuple[int, int]], numbers: Iterable[int], strict: bool) -> Steps:
             for same, group in itertools.groupby(sorted(numbers, key=key), key):
                 members = list(group)
-                answers = self.ask([rows[i] for i in members], same[1], settings, best, strict=strict)
+                answers = yield from self.ask([rows[i] for i in members], same[1], request, strict)
                 found.update(zip(members, answers, strict=True))
 
-        def odd(row: Row, one: Found) -> bool:
+        def odd(row: Row, one: Candidate) -> bool:
             return len(one.tokens) > row.most or PAD in one.tokens or BOS in one.tokens
 
-        everybody = range(len(rows))
-        together(lambda i: (lengths[i], max(row.most for row in rows)), everybody, settings.sample)
+        everybody, most = range(len(rows)), max(row.most for row in rows)
+        yield from batch(lambda i: (lengths[i], most), everybody, False)
         again = [i for i in everybody if any(odd(rows[i], one) for one in found[i])]
-        together(lambda i: (lengths[i], rows[i].most), again, True)
-        return [found[i] for i in everybody]
+        yield from batch(lambda i: (lengths[i], rows[i].most), again, True)
 
-    def ask(
-        self,
-        rows: Sequence[Row],
-        most: int,
-        settings: DecodeConfig,
-        best: int,
-        *,
-        strict: bool = True,
-        callback: Callable[[Any], bool] | None = None,
-    ) -> list[list[Found]]:
-        """The hypotheses of every row, each of at most so many tokens; `strict` ones have neither <pad> nor <bos>."""
+    def ask(self, rows: Sequence[Row], most: int, request: Request, strict: bool) -> Any:
+        """The candidates of every row, each of at most so many tokens; `strict` ones have neither <pad> nor <bos>."""
         if most == 0:
-            return [[Found([], False, 0.0)] * (best if settings.sample else 1) for _ in rows]
-        width = 1 if settings.sample else max(settings.beam, best)
+            return [[Candidate([], False, 0.0)] for _ in rows]
+        settings = request.settings
+        width = max(settings.beam_size, request.best)
         patience = PATIENCE if width > 1 else 1.0
+        least, forced = min(settings.min_length, most), bool(strict or settings.no_repeat_ngram or settings.min_length)
         options: dict[str, Any] = {
             "beam_size": width,
             "patience": patience,
-            "num_hypotheses": best if settings.sample else round(width * patience),
+            "num_hypotheses": round(width * patience),
             "length_penalty": 0,
-            "no_repeat_ngram_size": settings.no_repeat,
+            "no_repeat_ngram_size": settings.no_repeat_ngram,
             "suppress_sequences": [[SPECIAL[PAD]], [SPECIAL[BOS]]] if strict else None,
             "return_end_token": True,
             "return_scores": True,
-            "callback": callback,
             "max_batch_size": -(-len(rows) // self.threads),
+            "asynchronous": most > LONG,
         }
-        if settings.sample:
-            library().set_random_seed(settings.seed)  # threads that are there already would not hear of it
-            options |= {
-                "sampling_topk": min(settings.top_k or 0, self.target.size),
-                "sampling_topp": settings.top_p or 1.0,
-                "sampling_temperature": settings.temperature,
-            }
-            return self.answered(self.start(1), rows, most, settings.min_length, options)
-        forced = strict or settings.no_repeat or settings.min_length or any(row.begin or row.lead for row in rows)
-        if width > 1 or callback or forced:
-            return self.answered(self.engine, rows, most, settings.min_length, options)
-        heard: list[list[float]] = [[] for _ in rows]
-
-        def hear(step: Any) -> bool:
-            heard[step.batch_id].append(step.log_prob)
-            return False
-
-        options["callback"] = hear
-        found = self.answered(self.engine, rows, most, settings.min_length, options)
-        return [[one._replace(logprobs=own) if one.ended else one] for (one,), own in zip(found, heard, strict=True)]
-
-    def answered(
-        self, engine: Any, rows: Sequence[Row], most: int, least: int, options: dict[str, Any]
-    ) -> list[list[Found]]:
-        """What the engine says, as ids."""
-        source = [[self.words[i] for i in row.source] for row in rows]
-        if self.alone:
-            limits = {"max_length": most, "min_length": min(least, most), "include_prompt_in_result": False}
+        source, engine = [[self.names[i] for i in row.source] for row in rows], self.translator(len(rows))
+        if self.decoder_only:
+            limits = {"max_length": most, "min_length": least, "include_prompt_in_result": False}
             results = engine.generate_batch(source, **limits, **options)
-            texts = [result.sequences for result in results]
         else:
-            limits = {"max_decoding_length": most, "min_decoding_length": min(least, most), "max_input_length": 0}
-            begins = [[self.answer_words[i] for i in row.begin] for row in rows]
+            limits = {"max_decoding_length": most, "min_decoding_length": least, "max_input_length": 0}
+            begins = [[self.target_names[i] for i in row.begin] for row in rows]
             results = engine.translate_batch(source, begins if any(begins) else None, **limits, **options)
-            texts = [result.hypotheses for result in results]
+        if most > LONG:
+            while not all(result.done() for result in results):
+                yield None
+                time.sleep(0.002)
+            results = [result.result() for result in results]
         return [
-            [self.found(tokens, score) for tokens, score in zip(text, result.scores, strict=True)]
-            for text, result in zip(texts, results, strict=True)
+            [self.read(tokens, score, forced) for tokens, score in zip(texts, result.scores, strict=True)]
+            for result in results
+            for texts in [result.sequences if self.decoder_only else result.hypotheses]
         ]
 
-    def found(self, tokens: list[str], score: float) -> Found:
+    def read(self, tokens: list[str], score: float, forced: bool) -> Candidate:
         """One hypothesis in our words."""
+        if math.isnan(score):
+            raise RunError(BROKEN)
         ids = [self.ids[token] for token in tokens]
         ended = ids[-1:] == [EOS]
-        return Found(ids[:-1] if ended else ids, ended, score)
+        return Candidate(ids[:-1] if ended else ids, ended, score, forced)
 
-    # --- judging what was found
+    # --- ranking
 
-    def ranked(
-        self, rows: Sequence[Row], found: Sequence[list[Found]], settings: DecodeConfig, best: int
+    def rank(self, row: Row, found: list[Candidate], request: Request) -> list[Candidate]:
+        """The `best` of what was found, by our own length penalty. Where CTranslate2's sums cannot be compared, all
+        that was found is kept, to be scored again."""
+        settings, found = request.settings, [end_early(one) for one in found]
+        if row.begin and settings.beam_size > 1 and settings.min_length <= len(row.begin):
+            bare = Candidate(row.begin, True, 0.0)  # CTranslate2 does not always try to end right behind a prefix
+            found = found if any(one.tokens == row.begin for one in found) else [bare, *found]
+        if not self.is_exact(row, found, request):
+            return found
+        alpha = settings.length_penalty
+        return sorted(found, key=lambda one: -one.total / length_penalty(len(one.tokens) + 1.0, alpha))[: request.best]
+
+    def is_exact(self, row: Row, found: list[Candidate], request: Request) -> bool:
+        """Whether CTranslate2's sums can be compared: nothing was forced or forbidden; and all have ended, for one that
+        reached its limit has not paid for its <eos>. Where none has, they are compared without, unless it is known."""
+        if row.begin or row.lead or any(one.forced for one in found):
+            return False
+        ends = {one.ended for one in found}
+        return ends == {True} or len(found) == 1 or (ends == {False} and not request.logprobs)
+
+    def score(
+        self, sources: Sequence[Encoded], rows: Sequence[Row], chosen: Sequence[list[Candidate]], request: Request
     ) -> list[list[Hypothesis]]:
-        """The `best` of what was found, by our own penalty. CTranslate2's sums decide where they are ours, which they
-        are unless something was forced or forbidden; there, all that was found is scored again."""
-        forced = bool(settings.no_repeat or settings.min_length)
-        chosen: list[list[Found]] = []
-        for row, ones in zip(rows, found, strict=True):
-            if row.begin and not settings.sample and settings.beam > 1 and settings.min_length <= len(row.begin):
-                bare = Found(row.begin, True, 0.0)  # CTranslate2 does not always try to end right behind a prefix
-                ones = ones if any(one.tokens == row.begin for one in ones) else [bare, *ones]
-            exact = not (forced or row.begin or row.lead) and all(one.ended for one in ones)
-            if exact and not settings.sample:
-                ones = sorted(ones, key=lambda one: -one.total / penalty(len(one.tokens) + 1, settings.length_penalty))
-            chosen.append(ones[:best] if exact or settings.sample else ones)
-        pairs = [(row, one) for row, ones in zip(rows, chosen, strict=True) for one in ones]
-        judged = (
-            hypothesis([*row.lead, *one.tokens], logprobs, settings.length_penalty)
-            for (row, one), logprobs in zip(pairs, self.scored(pairs), strict=True)
-        )
-        out = [[next(judged) for _ in ones] for ones in chosen]
-        return out if settings.sample else [sorted(ones, key=lambda one: -one.score)[:best] for ones in out]
+        """Candidates as hypotheses. Where log-probabilities are wanted, or CTranslate2's sums cannot be compared, they
+        are scored by one pass of our model, in which an output that reached its limit pays for its <eos>."""
+        alpha, outputs = request.settings.length_penalty, []
+        for row, found in zip(rows, chosen, strict=True):
+            outputs.append([[*row.lead, *one.tokens] for one in found])
+        again = [i for i, row in enumerate(rows) if request.logprobs or not self.is_exact(row, chosen[i], request)]
+        scored = iter(self.rescore([(sources[i], output) for i in again for output in outputs[i]]))
+        out: list[list[Hypothesis]] = []
+        for i, found in enumerate(chosen):
+            if i in again:
+                ones = [make_hypothesis(output, next(scored), alpha) for output in outputs[i]]
+                out.append(sorted(ones, key=lambda one: -one.score)[: request.best])
+            else:
+                totals = [one.total / length_penalty(len(one.tokens) + 1.0, alpha) for one in found]
+                out.append([Hypothesis(*pair, None) for pair in zip(outputs[i], totals, strict=True)])
+        return out
 
-    def scored(self, pairs: Sequence[tuple[Row, Found]]) -> list[list[float]]:
-        """The model's log-probabilities of each token that was decoded, those before them, and <eos>."""
-        unheard = [(row, one) for row, one in pairs if one.logprobs is None]
-        options = {"max_input_length": 0, "max_batch_size": 1024, "batch_type": "tokens"}
-        source = [[self.words[i] for i in row.source] for row, _ in unheard]
-        target = [[self.answer_words[i] for i in one.tokens] for _, one in unheard]
-        if self.alone:
-            joined = [[*text, *tokens, SPECIAL[EOS]] for text, tokens in zip(source, target, strict=True)]
-            results = iter(self.engine.score_batch(joined, **options) if joined else [])
-        else:
-            results = iter(self.engine.score_batch(source, target, **options) if source else [])
-        return [
-            list(next(results).log_probs)[-len(row.lead) - len(one.tokens) - 1 :]
-            if one.logprobs is None
-            else one.logprobs
-            for row, one in pairs
-        ]
-
-    def told(self, row: Row, settings: DecodeConfig, tell: Tell) -> Hypothesis:
-        """One answer, told token by token as it is written; who hears it may end it, as in decode.walk."""
-        ids: list[int] = []
-        logprobs: list[float] = []
-
-        def hear(token: int, logprob: float) -> bool:
-            ids.append(token)
-            logprobs.append(logprob)
-            return tell(0, token, logprob) or token == EOS
-
-        def over() -> bool:
-            if row.lead or row.begin:
-                given = self.scored([(row, Found(row.begin, False, 0.0))])[0]
-                if any(hear(*pair) for pair in zip([*row.lead, *row.begin], given[:-1], strict=True)):
-                    return True
-            ended: list[bool] = []
-
-            def step(result: Any) -> bool:
-                before = result.step < len(row.begin)  # has been told
-                ended.append(not before and hear(result.token_id, result.log_prob))
-                return ended[-1]
-
-            self.ask([row], row.most, settings, 1, callback=step)
-            return any(ended)
-
-        if not over():  # the limit was reached: only <eos> can follow
-            hear(EOS, self.scored([(row, Found(ids[len(row.lead) :], False, 0.0))])[0][-1])
-        return hypothesis(ids[:-1], logprobs, settings.length_penalty)
+    def rescore(self, pairs: Sequence[tuple[Encoded, list[int]]]) -> list[list[float]]:
+        """The log-probabilities of the tokens of outputs to sources, and of <eos>: our model's, or CTranslate2's where
+        we have no weights."""
+        if not isinstance(self.model, Absent):
+            found: dict[int, list[float]] = {}
+            for group in group_by_length([[*source.ids, *output] for source, output in pairs], BUDGET):
+                some = zip(*(pairs[i] for i in group), strict=True)
+                found.update(zip(group, self.task.score(self.model, *some), strict=True))  # type: ignore[attr-defined]
+            return [found[i] for i in range(len(pairs))]
+        read = [[self.names[i] for i in source.ids] for source, _ in pairs]
+        written = [[self.target_names[i] for i in output] for _, output in pairs]
+        if self.decoder_only:
+            read, written = [[*one, *other, SPECIAL[EOS]] for one, other in zip(read, written, strict=True)], []
+        results = self.translator(len(pairs)).score_batch(read, *([written] if written else []), max_input_length=0)
+        return [list(one.log_probs)[-len(output) - 1 :] for one, (_, output) in zip(results, pairs, strict=True)]
 
 
-def hypothesis(tokens: list[int], logprobs: list[float], alpha: float) -> Hypothesis:
-    """An output with the log-probabilities of its tokens and of <eos>, as decode.py ranks it."""
-    return Hypothesis(tokens, sum(logprobs) / penalty(len(logprobs), alpha), logprobs)
+def end_early(candidate: Candidate) -> Candidate:
+    """A candidate that ends where no token was allowed any more: CTranslate2 writes <pad> there."""
+    place = next((i for i, token in enumerate(candidate.tokens) if token in (PAD, BOS)), None)
+    return candidate if place is None else candidate._replace(tokens=candidate.tokens[:place])
 
 
-# --- opening ---------------------------------------------------------------------------------------------------------
-
-
-def load(
-    run: str | Path,
-    changes: Iterable[str] = (),
-    device: str = "auto",
-    engine: str = "regard",
-    threads: int | None = None,
-) -> Predictor:
-    """Open a run, or a folder that `regard export --to ctranslate2` made, to be decoded by an engine. A run is written
-    in CTranslate2's form once, into RUN/ctranslate2, and again when its weights have changed."""
-    if engine not in ENGINES:
-        raise ConfigError(f"--engine is {engine!r}, expected {' or '.join(ENGINES)}.")
-    if engine == "regard":
-        return predict.load(run, changes, device)
-    library()
-    folder, chosen = Path(run), "cuda" if choose(device).type == "cuda" else "cpu"
-    threads = threads or torch.get_num_threads()
-    if (folder / "model.bin").exists():
-        config = changed(load_config(folder), changes)
-        model = AbsentLanguage() if isinstance(config.model, LanguageConfig) else AbsentTransformer()
-        return Fast(Predictor(model, config, *load_vocabularies(folder)), folder, chosen, threads)
-    predictor = predict.load(folder, changes, device)
-    return Fast(predictor, converted(predictor, folder), chosen, threads)
-
-
-def converted(predictor: Predictor, run: Path) -> Path:
-    """The run in CTranslate2's form: as it was written before, if its weights are still those; else written now, and
-    what is older than a day removed. A run that cannot be written to has its model in a temporary place."""
-    state = (run / "model.safetensors").stat()
-    home = run / "ctranslate2"
-    folder = home / f"{state.st_size}-{state.st_mtime_ns}"
-    if folder.exists():
-        with contextlib.suppress(OSError):
-            os.utime(folder)  # it is in use
-        return folder
-    try:
-        write(predictor, run, folder, "float32")
-    except (OSError, RunError):
-        folder = Path(tempfile.mkdtemp(prefix="regard-")) / "model"
-        atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
-        write(predictor, run, folder, "float32")
-        return folder
-    for other in home.iterdir():
-        with contextlib.suppress(OSError):  # another process may remove it, too
-            if time.time() - other.stat().st_mtime > DAY:  # one that is younger may be in use by a server
-                shutil.rmtree(other, ignore_errors=True)
-    return folder
+def is_watched(model: nn.Module) -> bool:
+    """Whether somebody looks at what parts of a model do, as a recorder does: then they have to do it."""
+    return any(part._forward_hooks for part in model.modules())

@@ -1,30 +1,33 @@
-"""Our weights in CTranslate2's form (fast.py decodes with them)."""
+"""Our weights in CTranslate2's form: written once, and kept beside the run by the hash of its weights."""
 
+import atexit
+import contextlib
+import hashlib
+import os
 import shutil
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from regard.attention.positions import Learned, sinusoidal
-from regard.config.config import BlockConfig
+from regard.attention.positions import sinusoidal
+from regard.config.model import BlockConfig
 from regard.data.vocabulary import BOS, EOS, SPECIAL, UNK, Vocabulary
-from regard.errors import ConfigError
-from regard.inference.predictor import Predictor, load
+from regard.errors import ConfigError, RunError
 from regard.nn.attention import Attention
+from regard.nn.layers import LearnedPositions
 from regard.nn.transformer import Block, FeedForward, Stack
-from regard.tasks.models import Copying, Language, Transformer
-from regard.training.checkpoint import folder_made, free
+from regard.tasks.task import Architecture, Task
+from regard.training.checkpoint import make_folder
 
-QUANTIZATIONS = (
-    "float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"
-)  # fmt: skip
-"""How weights may be stored; none is float32."""
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu tanh": "GELUTanh", "silu": "SWISH"}
+DAY = 24 * 3600.0
 
 
-def library() -> Any:
+def get_library() -> Any:
     """The library, if it is installed."""
     try:
         import ctranslate2
@@ -33,78 +36,97 @@ def library() -> Any:
     return ctranslate2
 
 
-# --- our weights in its form -----------------------------------------------------------------------------------------
+# --- folders ---------------------------------------------------------------------------------------------------------
 
 
-def export(run: Path, folder: Path, quantization: str = "float32") -> None:
-    """Write a run as a CTranslate2 model: its files beside our settings and vocabulary, so that the folder is all that
-    `--engine ctranslate2` needs. The folder appears when it is whole."""
-    library()
-    quantization = "float32" if quantization == "none" else quantization
-    if quantization not in QUANTIZATIONS:
-        raise ConfigError(f"--quantization is {quantization!r}, expected none, {', '.join(QUANTIZATIONS)}.")
-    write(load(run, device="cpu"), run, free(folder), quantization)
-
-
-def write(predictor: Predictor, run: Path, folder: Path, quantization: str) -> None:
-    """Write a model beside its folder, then rename it into place."""
-    spec = described(predictor)
+def write_model(task: Task, model: Any, run: Path, folder: Path, quantization: str) -> None:
+    """Write a model beside its folder, then rename it into place; with our settings and vocabularies, so that the
+    folder is all that decoding needs."""
+    spec = describe_model(task, model)
     spec.validate()
     spec.optimize(quantization=quantization)
-    with folder_made(folder) as beside:
+    with make_folder(folder) as beside:
         spec.save(str(beside))
         for name in ("config.toml", "tokenizer.json", "tokenizer.target.json"):
             if (run / name).exists():
                 shutil.copyfile(run / name, beside / name)
 
 
-def described(predictor: Predictor) -> Any:
-    """A model as CTranslate2's specification, filled; what it cannot express is an error that says why."""
+def convert_run(task: Task, model: Any, run: Path, quantization: str) -> Path:
+    """The folder of a run in CTranslate2's form: as it was written before, if its weights are still those; else written
+    now, and what is older than a day removed. A run that cannot be written to has its model in a temporary place."""
+    with (run / "model.safetensors").open("rb") as file:
+        digest = hashlib.file_digest(file, "blake2b").hexdigest()[:16]
+    home = run / "ctranslate2"
+    folder = home / f"{digest}-{quantization}"
+    if folder.exists():
+        with contextlib.suppress(OSError):
+            os.utime(folder)  # it is in use
+        return folder
+    try:
+        write_model(task, model, run, folder, quantization)
+    except (OSError, RunError):
+        if folder.exists():  # another process was faster
+            return folder
+        folder = Path(tempfile.mkdtemp(prefix="regard-")) / "model"
+        atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
+        write_model(task, model, run, folder, quantization)
+        return folder
+    for other in home.iterdir():
+        with contextlib.suppress(OSError):  # another process may remove it, too
+            if time.time() - other.stat().st_mtime > DAY:  # one that is younger may be in use by a server
+                shutil.rmtree(other, ignore_errors=True)
+    return folder
+
+
+# --- the specification -----------------------------------------------------------------------------------------------
+
+
+def check_expressible(task: Task) -> Architecture:
+    """The architecture of a model that CTranslate2 can express; what it cannot is an error that says why."""
+    try:
+        architecture = task.architecture()
+        if not architecture.decoder:
+            raise ConfigError("it is an encoder alone, which answers nothing")
+        config: Any = task.config.model
+        if config.positions == "alibi" and architecture.encoder:
+            raise ConfigError("its positions are ALiBi, which encoders there do not have")
+        if config.positions == "alibi" and config.heads & (config.heads - 1):
+            raise ConfigError(f"it has ALiBi and {config.heads} heads: slopes there are ours for powers of two only")
+    except ConfigError as error:
+        raise ConfigError(f"this model cannot run on CTranslate2: {error}.") from error
+    return architecture
+
+
+def describe_model(task: Task, model: Any) -> Any:
+    """A model as CTranslate2's specification, filled."""
     from ctranslate2 import specs
 
-    model, config = predictor.model, predictor.config.model
-    refuse(model, config)
-    assert isinstance(config, BlockConfig)
-    longest = 2 * predictor.config.text.max_length + 2
-    if isinstance(model, Language):
+    config: Any = task.config.model
+    longest = 2 * task.config.text.max_length + 2
+    if not check_expressible(task).encoder:
         decoder = specs.TransformerDecoderSpec(
             *sizes(model.decoder, config), **options(config, decoder=True, alone=True)
         )
         fill_stack(decoder, model.decoder, config, longest)
         spec = specs.TransformerDecoderModelSpec(decoder)
-        spec.register_vocabulary(names(predictor.source))
+        spec.register_vocabulary(name_entries(task.source))
+        decoder.embeddings.weight = plain(model.source_embedding.weight)
     else:
-        assert isinstance(model, Transformer)
         encoder = specs.TransformerEncoderSpec(*sizes(model.encoder, config), **options(config))
         decoder = specs.TransformerDecoderSpec(*sizes(model.decoder, config), **options(config, decoder=True))
         fill_stack(encoder, model.encoder, config, longest)
         fill_stack(decoder, model.decoder, config, longest)
         encoder.embeddings[0].weight = plain(model.source_embedding.weight)
         spec = specs.TransformerSpec(encoder, decoder)
-        spec.register_source_vocabulary(names(predictor.source))
-        spec.register_target_vocabulary(names(predictor.target))
+        spec.register_source_vocabulary(name_entries(task.source))
+        spec.register_target_vocabulary(name_entries(task.target))
         spec.config.decoder_start_token = SPECIAL[BOS]
-    table = model.source_embedding if isinstance(model, Language) else model.target_embedding
-    decoder.embeddings.weight = plain(table.weight)
+        decoder.embeddings.weight = plain(model.target_embedding.weight)
     fill_linear(decoder.projection, model.output)
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = SPECIAL[UNK], SPECIAL[BOS], SPECIAL[EOS]
-    spec.config.layer_norm_epsilon = config.epsilon
+    spec.config.layer_norm_epsilon = config.norm_epsilon
     return spec
-
-
-def refuse(model: nn.Module, config: Any) -> None:
-    """Say why a model cannot be expressed, if it cannot."""
-    why = None
-    if isinstance(model, Copying):
-        why = "it copies from the source (model.copy_source), and no layer there does"
-    elif not isinstance(model, Transformer | Language):
-        why = f"it is of kind {config.kind}, and only encoder-decoder and decoder-only Transformers are written there"
-    elif config.positions == "linear" and not isinstance(model, Language):
-        why = "its positions are linear, which encoders there do not have"
-    elif config.positions == "linear" and config.heads & (config.heads - 1):
-        why = f"it has linear positions and {config.heads} heads: slopes there are ours for powers of two only"
-    if why is not None:
-        raise ConfigError(f"this model cannot run on CTranslate2: {why}.")
 
 
 def sizes(stack: Stack, config: BlockConfig) -> tuple[int, int]:
@@ -122,18 +144,18 @@ def options(config: BlockConfig, *, decoder: bool = False, alone: bool = False) 
         "layernorm_embedding": config.embedding_norm,
         "ffn_glu": config.gated,
         "rms_norm": config.norm_kind == "rms",
-        "num_heads_kv": config.key_heads if config.key_heads != config.heads else None,
+        "num_heads_kv": config.kv_heads if config.kv_heads != config.heads else None,
     }
     if config.positions == "rotary":
         found |= {"rotary_dim": 0, "rotary_interleave": False, "rotary_base": config.rotary_base}
     if decoder:
-        found |= {"with_encoder_attention": not alone, "alibi": config.positions == "linear"}
+        found |= {"with_encoder_attention": not alone, "alibi": config.positions == "alibi"}
     return found
 
 
 def plain(weight: Tensor) -> Any:
-    """A weight as numbers in rows."""
-    return weight.detach().float().contiguous().numpy()
+    """A weight as numbers in rows of their own: CTranslate2 quantizes in place."""
+    return weight.float().numpy(force=True).copy()
 
 
 def fill_linear(spec: Any, layer: Any, rows: slice = slice(None)) -> None:
@@ -154,7 +176,11 @@ def fill_stack(spec: Any, stack: Stack, config: BlockConfig, longest: int) -> No
     """Everything of an encoder or a decoder but its embedding and output."""
     spec.scale_embeddings = config.embedding_scale
     if config.positions in ("sinusoidal", "learned", "none"):
-        table = stack.positions.table if isinstance(stack.positions, Learned) else torch.zeros(longest, config.size)
+        table = (
+            stack.positions.table
+            if isinstance(stack.positions, LearnedPositions)
+            else torch.zeros(longest, config.size)
+        )
         if config.positions == "sinusoidal":
             table = sinusoidal(torch.arange(longest), config.size)
         spec.position_encodings.encodings = plain(table)
@@ -171,26 +197,26 @@ def fill_block(spec: Any, block: Block) -> None:
     """One layer: its norms are parts of what they stand before or behind."""
     first, *middle, last = (residual.norm for residual in block.residuals)
     attention: Attention = block.self_attention
-    fill_linear(spec.self_attention.linear[0], attention.maps)
+    fill_linear(spec.self_attention.linear[0], attention.projection)
     fill_linear(spec.self_attention.linear[1], attention.output)
     fill_norm(spec.self_attention.layer_norm, first)
     if block.cross_attention is not None:
         cross, size = block.cross_attention, spec.self_attention.linear[1].weight.shape[0]
-        fill_linear(spec.attention.linear[0], cross.maps, slice(0, size))
-        fill_linear(spec.attention.linear[1], cross.maps, slice(size, None))
+        fill_linear(spec.attention.linear[0], cross.projection, slice(0, size))
+        fill_linear(spec.attention.linear[1], cross.projection, slice(size, None))
         fill_linear(spec.attention.linear[2], cross.output)
         fill_norm(spec.attention.layer_norm, middle[0])
     feedforward: FeedForward = block.feedforward
-    fill_linear(spec.ffn.linear_1, feedforward.narrow)
+    fill_linear(spec.ffn.linear_1, feedforward.down)
     fill_norm(spec.ffn.layer_norm, last)
     if feedforward.gate is None:
-        fill_linear(spec.ffn.linear_0, feedforward.widen)
+        fill_linear(spec.ffn.linear_0, feedforward.up)
     else:
         fill_linear(spec.ffn.linear_0, feedforward.gate)
-        fill_linear(spec.ffn.linear_0_noact, feedforward.widen)
+        fill_linear(spec.ffn.linear_0_noact, feedforward.up)
 
 
-def names(vocabulary: Vocabulary) -> list[str]:
+def name_entries(vocabulary: Vocabulary) -> list[str]:
     """Every entry by id, each a name of its own."""
     found: list[str] = []
     known: set[str] = set()

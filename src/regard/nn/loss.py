@@ -22,26 +22,33 @@ class Loss(NamedTuple):
 
 
 class Trainable(nn.Module):
-    """All that the trainer knows of a model: it has a loss."""
+    """All that the trainer knows of a model: called with a batch, it gives the loss of the batch's answers."""
 
-    def loss(self, batch: Batch, smoothing: float = 0.0) -> Loss:
+    def forward(self, batch: Batch, label_smoothing: float = 0.0) -> Loss:
         """The loss of a batch's answers."""
         raise NotImplementedError
 
 
-def cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, answer: Tensor, smoothing: float = 0.0) -> Loss:
+class Surprise(NamedTuple):
+    """What perplexity is made of, row by row."""
+
+    nats: Tensor  # (batch,) negative log-probability of each row's answer
+    tokens: Tensor  # (batch,) wanted tokens of each row
+
+
+def cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, answer: Tensor, label_smoothing: float = 0.0) -> Loss:
     """The loss of logits = hidden @ weight.T + bias against the answer.
 
     hidden (batch, target, size), weight (vocab, size), bias (vocab,), answer (batch, target) with PAD where nothing is
     wanted. The logits are made and used a block of rows at a time (see `Blockwise`), unless they are few.
     """
     rows = answer.flatten()
-    if not smoothing and len(rows) * len(weight) <= FEW:
+    if not label_smoothing and len(rows) * len(weight) <= FEW:
         logits = F.linear(hidden.flatten(0, -2), weight.to(hidden.dtype), bias.to(hidden.dtype))
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         sum_ = F.cross_entropy(wide, rows, ignore_index=PAD, reduction="sum")
         return Loss(sum_, sum_.detach(), int((rows != PAD).sum()))
-    total, plain = Blockwise.apply(hidden.flatten(0, -2), weight, bias, rows, smoothing)  # type: ignore[no-untyped-call]
+    total, plain = Blockwise.apply(hidden.flatten(0, -2), weight, bias, rows, label_smoothing)  # type: ignore[no-untyped-call]
     return Loss(total, plain, int((rows != PAD).sum()))
 
 
@@ -94,3 +101,18 @@ def smoothed(logits: Tensor, wanted: Tensor, smoothing: float) -> tuple[Tensor, 
     slope = spread.mul_(real / sums).sub_(smoothing / logits.shape[-1] * real)
     slope.scatter_add_(-1, wanted, (smoothing - 1) * real.to(logits.dtype))
     return (sums.log() - picked) * real, (sums.log() - mean) * real, slope
+
+
+def classify_loss(logits: Tensor, wanted: Tensor, label_smoothing: float) -> Loss:
+    """The loss of choosing one: logits (batch, choices), wanted (batch,)."""
+    total = F.cross_entropy(logits, wanted, reduction="sum", label_smoothing=label_smoothing)
+    plain = F.cross_entropy(logits.detach(), wanted, reduction="sum")
+    return Loss(total, plain, len(wanted))
+
+
+def token_surprise(logits: Tensor, answer: Tensor) -> Surprise:
+    """Of logits or log-probabilities (batch, target, vocab) and answers (batch, target) with PAD where nothing is
+    wanted."""
+    real = answer != PAD
+    nats = F.cross_entropy(logits.transpose(1, 2), answer, reduction="none")
+    return Surprise((nats * real).sum(1), real.sum(1))

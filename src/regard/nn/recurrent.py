@@ -1,4 +1,4 @@
-"""The recurrent line: an encoder that reads, a decoder that writes with or without attention (A1, A2)."""
+"""Recurrent encoder and decoder (RNN, GRU, LSTM), with or without attention (Sutskever 2014, Bahdanau 2015)."""
 
 from typing import NamedTuple
 
@@ -6,16 +6,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from regard.attention.equation import KeyValues
 from regard.attention.masks import padding
-from regard.config.config import RNNConfig
-from regard.nn.attention import Memory, one_head
-from regard.nn.layers import Dropout, Linear
+from regard.config.model import RNNConfig
+from regard.nn.attention import single_head_attention
+from regard.nn.layers import Dropout
 
 NETWORKS = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 CELLS = {"rnn": nn.RNNCell, "gru": nn.GRUCell, "lstm": nn.LSTMCell}
 
 
-class Encoder(nn.Module):
+class RecurrentEncoder(nn.Module):
     """h_t = f(x_t, h_{t-1}), stacked; both directions have half of the size each."""
 
     def __init__(self, config: RNNConfig) -> None:
@@ -43,12 +44,12 @@ class Encoder(nn.Module):
         return states, last
 
 
-class Source(NamedTuple):
-    """What the decoder looks at. Rows are sentences."""
+class RecurrentSource(NamedTuple):
+    """What the decoder attends to. Rows are sentences."""
 
-    memory: Memory
+    kv: KeyValues
     mask: Tensor
-    summary: Tensor  # (batch, size) the encoder's last state: the fixed-size context of A1
+    summary: Tensor  # (batch, size) the encoder's last state: the fixed-size context where there is no attention
 
 
 class Hidden(NamedTuple):
@@ -58,39 +59,40 @@ class Hidden(NamedTuple):
     cell: Tensor  # (batch, layer, size)
 
 
-class Decoder(nn.Module):
-    """s_t = g(y_{t-1}, s_{t-1}, c_t), where c_t is the encoder's last state (A1) or what s_{t-1} looked at (A2); then
-    c_t joins s_t to give y_t."""
+class RecurrentDecoder(nn.Module):
+    """s_t = g(y_{t-1}, s_{t-1}, c_t), where c_t is the encoder's last state, or with attention what s_{t-1} attended
+    to; then c_t joins s_t to give y_t."""
 
     def __init__(self, config: RNNConfig) -> None:
         super().__init__()
         self.kind = config.cell
         size = config.size
-        self.attention = None if config.attention == "none" else one_head(size, config.attention)
+        self.attention = None if config.attention == "none" else single_head_attention(size, config.attention)
         widths = [config.embedding + size] + [size] * (config.layers - 1)
         self.cells = nn.ModuleList(CELLS[config.cell](width, size) for width in widths)
-        self.bridge = Linear(size, size)
-        self.join = Linear(2 * size + config.embedding, config.embedding)
+        self.bridge = nn.Linear(size, size)
+        self.join = nn.Linear(2 * size + config.embedding, config.embedding)
         self.dropout = Dropout(config.dropout)
 
-    def remember(self, states: Tensor, last: Tensor, lengths: Tensor) -> tuple[Source, Hidden]:
-        """The source to look at, and the first state: the encoder's last, layer by layer."""
-        memory = Memory(states[:, None], states[:, None]) if self.attention is None else self.attention.remember(states)
+    def begin(self, states: Tensor, last: Tensor, lengths: Tensor) -> tuple[RecurrentSource, Hidden]:
+        """The source to attend to, and the first state: the encoder's last, layer by layer."""
+        plain = KeyValues(states[:, None], states[:, None])
+        kv = plain if self.attention is None else self.attention.project_kv(states)
         first = torch.tanh(self.bridge(last))
-        return Source(memory, padding(lengths, states.shape[1]), last[:, -1]), Hidden(first, first)
+        return RecurrentSource(kv, padding(lengths, states.shape[1]), last[:, -1]), Hidden(first, first)
 
-    def look(self, hidden: Tensor, source: Source) -> Tensor:
+    def attend_source(self, hidden: Tensor, source: RecurrentSource) -> Tensor:
         """The context (rows, size) for a state (rows, size)."""
         sentences = len(source.summary)
         if self.attention is None:
             return source.summary.repeat_interleave(len(hidden) // sentences, dim=0)
-        queries = self.attention.ask(hidden.reshape(sentences, -1, hidden.shape[-1]))
-        seen: Tensor = self.attention(queries, source.memory, source.mask)
+        queries = self.attention.project_query(hidden.reshape(sentences, -1, hidden.shape[-1]))
+        seen: Tensor = self.attention(queries, source.kv, source.mask)
         return seen.reshape(hidden.shape)
 
-    def step(self, x: Tensor, source: Source, past: Hidden) -> tuple[Tensor, Hidden]:
+    def step(self, x: Tensor, source: RecurrentSource, past: Hidden) -> tuple[Tensor, Hidden]:
         """One embedding a row (rows, embedding) -> what the output is made of (rows, 2 size + embedding), new state."""
-        context = self.look(past.hidden[:, -1], source)
+        context = self.attend_source(past.hidden[:, -1], source)
         inputs = torch.cat([x, context], dim=-1)
         hidden, cell = [], []
         for layer, network in enumerate(self.cells):
@@ -104,7 +106,7 @@ class Decoder(nn.Module):
         top = torch.stack(hidden, dim=1)
         return torch.cat([inputs, context, x], dim=-1), Hidden(top, torch.stack(cell, dim=1) if cell else top)
 
-    def forward(self, x: Tensor, source: Source, past: Hidden) -> tuple[Tensor, Hidden]:
+    def forward(self, x: Tensor, source: RecurrentSource, past: Hidden) -> tuple[Tensor, Hidden]:
         """Embeddings (rows, target, embedding) -> states (rows, target, embedding) ready for the output layer."""
         joined = []
         for inputs in self.dropout(x).unbind(1):

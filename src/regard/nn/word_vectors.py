@@ -1,4 +1,4 @@
-"""Embeddings that do not begin at random: loaded from a file of vectors (D5), or counted from text."""
+"""Word vectors for an embedding: loaded from a text file (word2vec, GloVe, fastText), or counted from text."""
 
 import io
 import itertools
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.data.files import MARK, content
+from regard.data.files import MARK, read_bytes
 from regard.errors import DataError
 
 WINDOW = 2
@@ -17,12 +17,12 @@ PIECE = 2**21
 """Tokens that are counted at once."""
 
 
-def load(table: nn.Embedding, path: str, find: Callable[[str], int | None]) -> int:
+def load_vectors(table: nn.Embedding, path: str, find: Callable[[str], int | None]) -> int:
     """Fill the rows of an embedding whose word is in a text file of vectors: a word and its numbers on every line,
     with or without a first line `count size`. Words without a vector keep their random row. Of several
     spellings of one word the first counts. Returns how many rows were filled."""
     size, filled = table.weight.shape[1], set()
-    raw = io.BytesIO(content(path).removeprefix(MARK))
+    raw = io.BytesIO(read_bytes(path).removeprefix(MARK))
     parted = ((number, line.decode("utf-8", "replace").rstrip().split(" ")) for number, line in enumerate(raw, 1))
     lines: Iterator[tuple[int, list[str]]] = (pair for pair in parted if pair[1] != [""])
     first, header = next(lines, (1, []))
@@ -57,13 +57,13 @@ def load(table: nn.Embedding, path: str, find: Callable[[str], int | None]) -> i
     return len(filled)
 
 
-def count(table: nn.Embedding, texts: Iterable[Sequence[int]], seed: int = 1) -> int:
+def count_vectors(table: nn.Embedding, texts: Iterable[Sequence[int]], seed: int = 1) -> int:
     """Fill the rows of an embedding from texts, which are ids, so that entries with like neighbours have like rows: by
     how much more often than by chance each neighbour comes (positive pointwise mutual information), before and behind
     an entry apart, in as few directions as the table is wide (a truncated singular value decomposition; Levy 2015).
     Rows are 1 long; one without neighbours keeps its random row. Returns how many were filled."""
     size = table.weight.shape[1]
-    gain = information(neighbours(texts, len(table.weight)))
+    gain = compute_ppmi(count_neighbours(texts, len(table.weight)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         left, values, _ = torch.svd_lowrank(gain, q=min(size + 16, len(table.weight)), niter=4)
@@ -74,7 +74,7 @@ def count(table: nn.Embedding, texts: Iterable[Sequence[int]], seed: int = 1) ->
     return len(filled)
 
 
-def neighbours(texts: Iterable[Sequence[int]], entries: int) -> Tensor:
+def count_neighbours(texts: Iterable[Sequence[int]], entries: int) -> Tensor:
     """How often every entry stands near every other (entries, 2 entries), sparse: behind it, then before it. One that
     is n places away counts 1 / n."""
     total = torch.zeros(entries, 2 * entries, layout=torch.sparse_coo)
@@ -93,7 +93,7 @@ def neighbours(texts: Iterable[Sequence[int]], entries: int) -> Tensor:
     return total
 
 
-def information(counts: Tensor, power: float = 0.75) -> Tensor:
+def compute_ppmi(counts: Tensor, power: float = 0.75) -> Tensor:
     """Positive pointwise mutual information of sparse counts (rows, columns): log p(column | row) / p(column), where it
     is above 0. Rare columns, whose share says little, are taken for commoner: counts are raised to a `power`."""
     counts = counts.coalesce()

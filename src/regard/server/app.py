@@ -3,56 +3,53 @@
 import contextlib
 import gc
 import html
-import math
 import os
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from pydantic import ValidationError
 
-from regard.config.toml import frozen, merge, suggestion
+from regard.config.toml import freeze, merge, suggest
 from regard.errors import ConfigError, RegardError
-from regard.inference.ctranslate2_engine import load
+from regard.inference.load import load
 from regard.inference.predictor import Predictor
-from regard.tasks.encoders import Classifier, Reader
+from regard.tasks.task import Answer
 from regard.training.device import choose
 
 try:
     from fastapi import APIRouter, Depends, FastAPI
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse, PlainTextResponse
-    from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
     from starlette.exceptions import HTTPException
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from regard.inference.degeneration import Answer
-    from regard.server import libretranslate as libre
-    from regard.server import openai as completions
-    from regard.server import workers
-    from regard.server.batcher import RefusedError, ServeSettings
     from regard.server.completions import CompletionBody
-    from regard.server.middleware import Gate, Server, problem
+    from regard.server.keys import require_bearer
+    from regard.server.libretranslate import libretranslate_routes
+    from regard.server.middleware import Middleware, Server, problem
+    from regard.server.openai import openai_routes
     from regard.server.schemas import (
         COMPLETIONS,
         FAILURES,
         MODELS,
         PROBLEMS,
-        Asking,
         LookBody,
         ModelAnswer,
         ModelsAnswer,
         PredictAnswer,
         PredictBody,
         Responses,
-        complaint,
-        decoding,
+        decode_settings,
+        explain_problems,
     )
-    from regard.server.service import TASKS, Service
+    from regard.server.service import Service
+    from regard.server.settings import RefusedError, ServeSettings
+    from regard.server.workers import check_workers, open_sockets, share_metrics, supervise
 except ModuleNotFoundError as error:
     if (error.name or "").startswith("regard"):
         raise
@@ -70,7 +67,7 @@ KINDS = {
 # --- routes ----------------------------------------------------------------------------------------------------------
 
 
-def described(name: str, predictor: Predictor, since: int) -> dict[str, Any]:
+def describe_model(name: str, predictor: Predictor, since: int) -> dict[str, Any]:
     """A model in /v1/models, served since a time."""
     config = predictor.config
     source, target = (None if code == side else code for code, side in zip(config.text.languages, SIDES, strict=True))
@@ -79,13 +76,14 @@ def described(name: str, predictor: Predictor, since: int) -> dict[str, Any]:
         "object": "model",
         "created": since,
         "owned_by": "regard",
-        "task": TASKS[config.model.kind],
+        "task": predictor.task.verb,
         "kind": config.model.kind,
         "source": source,
         "target": target,
         "about": config.about,
         "max_length": config.text.max_length,
         "decode": config.decode.model_dump(),
+        "form": predictor.task.form._asdict(),
     }
 
 
@@ -93,20 +91,10 @@ SIDES = ("source", "target")
 """The languages of a run that names none."""
 
 
-def tree(answer: Answer, chosen: bool) -> dict[str, Any]:
-    """An answer in /v1/predict; one that was chosen, not written, has a probability."""
-    output, more = answer.output, {}
-    if chosen:
-        more = {"probability": math.exp(output.score), "span": output.span}
-    tokens = [{"text": token.text, "logprob": token.logprob} for token in output.tokens]
-    return {"text": output.text, "score": output.score, "tokens": tokens, "flags": answer.flags, **more}
-
-
-def fits(predictor: Predictor, body: Asking) -> None:
-    """Refuse a question and its context where a text is wanted."""
-    task = TASKS[predictor.config.model.kind]
-    if body.question is not None and task != "answer":
-        raise RefusedError(400, f"question and context came, but this model's task is to {task}: send text.")
+def describe_answer(answer: Answer) -> dict[str, Any]:
+    """An answer in /v1/predict, with the details that its task's answers have."""
+    tokens = [{"text": token.text, "logprob": token.logprob} for token in answer.tokens]
+    return {**answer.tree(), "tokens": tokens, "flags": list(answer.flags)}
 
 
 def own_routes(service: Service, guarded: Sequence[Any]) -> APIRouter:
@@ -119,38 +107,40 @@ def own_routes(service: Service, guarded: Sequence[Any]) -> APIRouter:
     @router.get(MODELS, responses={200: {"model": ModelsAnswer}, **failures})
     async def models() -> JSONResponse:
         """The runs that are served, the default one first."""
-        data = [described(name, predictor, service.since) for name, predictor in service.predictors.items()]
+        data = [describe_model(name, predictor, service.since) for name, predictor in service.predictors.items()]
         return JSONResponse({"object": "list", "data": data})
 
     @router.get(f"{MODELS}/{{model}}", responses={200: {"model": ModelAnswer}, **failures, 404: FAILURES[404]})
     async def model(model: str) -> JSONResponse:
         """One of the runs that are served."""
         name = service.find(model)
-        return JSONResponse(described(name, service.predictors[name], service.since))
+        return JSONResponse(describe_model(name, service.predictors[name], service.since))
 
     @router.post("/v1/predict", responses={200: {"model": PredictAnswer}, **problems})
     async def predict(body: PredictBody) -> JSONResponse:
         """Answer one text or several, with scores, token log-probabilities and what is suspicious."""
         name = service.find(body.model)
-        texts = body.texts or body.given()
-        service.check(texts)
-        fits(service.predictors[name], body)
-        found = await service.answers(name, texts, body.best, decoding(service.predictors[name], body.settings))
-        model = service.predictors[name].model
-        chosen = isinstance(model, Reader) or (isinstance(model, Classifier) and not model.multiple)
-        trees = [[tree(answer, chosen) for answer in answers] for answers in found]
+        predictor = service.predictors[name]
+        if body.texts is None:
+            sources = [predictor.task.make_source(body.given())]
+        else:
+            sources = [predictor.task.make_source({"text": text}) for text in body.texts]
+        service.check(sources)
+        settings = decode_settings(predictor, body.settings)
+        found = await service.answers(name, sources, body.best, settings, logprobs=body.logprobs)
+        trees = [[describe_answer(answer) for answer in answers] for answers in found]
         return JSONResponse({"model": name, "answers": trees})
 
     @router.post("/v1/look", responses=problems)
     async def look(body: LookBody) -> Response:
         """Answer one text and give the attention behind it (docs/maps.md)."""
         name = service.find(body.model)
-        (text,) = body.given()
-        service.check([text, body.target or ""])
-        fits(service.predictors[name], body)
-        settings = decoding(service.predictors[name], body.settings)
+        predictor = service.predictors[name]
+        source = predictor.task.make_source(body.given())
+        service.check([source, body.target or ""])
+        settings = decode_settings(predictor, body.settings)
         options = {"packed": body.packed, "full": body.full, "vectors": body.vectors}
-        found = await service.look(name, text, body.best, settings, options, body.target)
+        found = await service.look(name, source, body.best, settings, options, body.target)
         return Response(found, media_type=KINDS[".json"])
 
     @router.get("/metrics", response_class=PlainTextResponse)
@@ -159,19 +149,6 @@ def own_routes(service: Service, guarded: Sequence[Any]) -> APIRouter:
         return Response(generate_latest(service.metrics.counted()), media_type=CONTENT_TYPE_LATEST)
 
     return router
-
-
-def bearer(keys: Sequence[str]) -> Any:
-    """A dependency that wants `Authorization: Bearer KEY`."""
-
-    async def check(
-        given: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))],
-    ) -> None:
-        if given is None or not libre.allowed(given.credentials, keys):
-            came = "none came" if given is None else "the one that came is not known"
-            raise RefusedError(401, f"an API key is needed, and {came}: send Authorization: Bearer KEY.")
-
-    return check
 
 
 def page_routes(service: Service) -> APIRouter:
@@ -201,12 +178,12 @@ def page_routes(service: Service) -> APIRouter:
 
     @router.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> Response:
-        return Response(documentation(request.app.openapi()), media_type=KINDS[".html"])
+        return Response(make_documentation(request.app.openapi()), media_type=KINDS[".html"])
 
     return router
 
 
-def documentation(schema: dict[str, Any]) -> str:
+def make_documentation(schema: dict[str, Any]) -> str:
     """OpenAPI as a page that needs nothing from elsewhere."""
     rows = [
         f"<tr><td>{method.upper()}<td><code>{path}</code><td>{html.escape(operation.get('description', ''))}"
@@ -224,7 +201,7 @@ def documentation(schema: dict[str, Any]) -> str:
 # --- the application -------------------------------------------------------------------------------------------------
 
 
-def application(predictors: Mapping[str, Predictor], settings: ServeSettings | None = None) -> FastAPI:
+def make_app(predictors: Mapping[str, Predictor], settings: ServeSettings | None = None) -> FastAPI:
     """The whole server as an ASGI application; `app.state.service` is what it serves."""
     service = Service(predictors, settings or ServeSettings())
 
@@ -235,11 +212,11 @@ def application(predictors: Mapping[str, Predictor], settings: ServeSettings | N
 
     app = FastAPI(title="regard", docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan)
     app.state.service = service
-    guarded = [Depends(bearer(service.settings.keys))] if service.settings.keys else []
-    own, openai = own_routes(service, guarded), completions.routes(service, guarded)
-    for router in (own, openai, libre.routes(service), page_routes(service)):
+    guarded = [Depends(require_bearer(service.settings.keys))] if service.settings.keys else []
+    own, openai = own_routes(service, guarded), openai_routes(service, guarded)
+    for router in (own, openai, libretranslate_routes(service), page_routes(service)):
         app.include_router(router)
-    app.add_middleware(Gate, service=service)
+    app.add_middleware(Middleware, service=service)
 
     answer_errors(app)
     return app
@@ -252,9 +229,9 @@ def answer_errors(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         wrong, path = error.errors(), request.url.path
         if path != COMPLETIONS:
-            return problem(*complaint(wrong, LookBody if path == "/v1/look" else PredictBody))
+            return problem(*explain_problems(wrong, LookBody if path == "/v1/look" else PredictBody))
         place = [str(part) for part in wrong[0]["loc"] if part != "body"]
-        _, words = complaint(wrong, CompletionBody)
+        _, words = explain_problems(wrong, CompletionBody)
         return problem(400, words, path=path, param=place[0] if place else None)
 
     @app.exception_handler(HTTPException)
@@ -276,25 +253,25 @@ def answer_errors(app: FastAPI) -> None:
         return problem(400, str(error), path=request.url.path)
 
 
-def server_settings(changes: Iterable[str]) -> tuple[ServeSettings, list[str]]:
+def read_settings(changes: Iterable[str]) -> tuple[ServeSettings, list[str]]:
     """Changes as in `--set`: those that begin with `serve.` make the server's settings, the others are the runs'."""
     changes = list(changes)
     own = [change.removeprefix("serve.") for change in changes if change.startswith("serve.")]
     try:
-        settings = ServeSettings.model_validate(frozen(merge({}, own)))
+        settings = ServeSettings.model_validate(freeze(merge({}, own)))
     except ValidationError as error:
         wrong = error.errors()[0]
         name = ".".join(map(str, wrong["loc"]))
         if wrong["type"] == "extra_forbidden":
-            hint = suggestion(name, ServeSettings.model_fields, "serve")
+            hint = suggest(name, ServeSettings.model_fields, "serve")
             raise ConfigError(f"unknown setting serve.{name}.{hint}") from error
         came = "" if wrong["loc"][:1] == ("keys",) else f" is {wrong['input']!r}"  # no secrets in messages
         raise ConfigError(f"setting serve.{name}{came}: {wrong['msg'].removeprefix('Value error, ')}.") from error
     return settings, [change for change in changes if not change.startswith("serve.")]
 
 
-def opened(
-    runs: Sequence[Path], changes: Iterable[str], device: str, engine: str = "regard", threads: int | None = None
+def open_runs(
+    runs: Sequence[Path], changes: Iterable[str], device: str, engine: str = "auto", threads: int | None = None
 ) -> dict[str, Predictor]:
     """Runs by the names of their directories, to be decoded by an engine."""
     changes, found = list(changes), {}
@@ -320,19 +297,19 @@ def serve(
     settings: ServeSettings,
     changes: Iterable[str] = (),
     device: str = "auto",
-    engine: str = "regard",
+    engine: str = "auto",
 ) -> None:
     """Serve runs until SIGTERM or Ctrl-C; what was accepted by then is finished first."""
     if not runs:
         raise ConfigError("give at least one run to serve, as in `regard serve runs/n`.")
-    workers.check(settings.workers, str(choose(device)), engine)
+    check_workers(settings.workers, str(choose(device)))
     threads = settings.threads or max(1, torch.get_num_threads() // settings.workers)
     torch.set_num_threads(1)  # here; a second team of threads beside the model's would slow it to a third
-    predictors = opened(runs, changes, device, engine, threads)
+    predictors = open_runs(runs, changes, device, engine, threads)
     settings = settings.model_copy(update={"threads": threads})
     gc.freeze()  # what is there now stays: collections need not look at it, nor touch memory that processes share
     allow_connections()
-    sockets = workers.listeners(settings.host, settings.port, settings.workers)
+    sockets = open_sockets(settings.host, settings.port, settings.workers)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     names, parent = ", ".join(predictors), os.getpid()
 
@@ -341,12 +318,12 @@ def serve(
 
     def work(listener: socket.socket) -> None:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited by connections: no wait of 40 ms
-        app = application(predictors, settings)
+        app = make_app(predictors, settings)
         Server(app, app.state.service, parent if settings.workers > 1 else None).run(sockets=[listener])
 
     if settings.workers == 1:
         begun()
         work(sockets[0])
         return
-    with workers.counted_together():
-        workers.supervise(sockets, work, begun)
+    with share_metrics():
+        supervise(sockets, work, begun)

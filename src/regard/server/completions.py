@@ -12,12 +12,12 @@ import torch
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from regard.data.batching import Batch, Framed
+from regard.data.batching import Batch, pad_sources
 from regard.data.vocabulary import BOS, EOS, Vocabulary, settled
-from regard.inference.constraints import Asked, Limits
-from regard.inference.decoding import greedy, sampler, walk
-from regard.inference.predictor import Predictor, grouped
-from regard.server.schemas import Body, Text, whole
+from regard.inference.constraints import Constraints, Sources
+from regard.inference.predictor import Predictor, group_by_length
+from regard.inference.sampling import generate_tokens, greedy, sampler
+from regard.server.schemas import Body, Text, refuse_surrogates
 
 BUDGET = 16_384
 """Padded tokens of prompts that are read at once."""
@@ -31,7 +31,7 @@ def nullable(schema: dict[str, Any]) -> None:
     schema["properties"] = {name: {"anyOf": [field, {"type": "null"}]} for name, field in schema["properties"].items()}
 
 
-Stop = Annotated[str, Field(min_length=1), AfterValidator(whole)]
+Stop = Annotated[str, Field(min_length=1), AfterValidator(refuse_surrogates)]
 
 
 class StreamOptions(Body):
@@ -112,7 +112,7 @@ class CompletionBody(Body):
         """Texts that end a continuation."""
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
-    def decoding(self) -> dict[str, Any]:
+    def decode_settings(self) -> dict[str, Any]:
         """As decoding settings."""
         draws = self.temperature >= 1e-4  # below, nothing but the likeliest has a chance
         return {
@@ -134,7 +134,7 @@ class Prompt(NamedTuple):
     ids: list[int]
 
 
-class Written(NamedTuple):
+class CompletionToken(NamedTuple):
     """A token, what was as likely, and where it begins in the text that is returned."""
 
     text: str
@@ -148,7 +148,7 @@ class Part(NamedTuple):
 
     number: int
     text: str
-    tokens: list[Written]
+    tokens: list[CompletionToken]
     finish: Literal["stop", "length"] | None = None
 
 
@@ -158,13 +158,13 @@ class Choice:
     def __init__(self, index: int, prompt: Prompt, body: CompletionBody, predictor: Predictor, sample: int) -> None:
         self.index, self.prompt, self.body, self.vocabulary = index, prompt, body, predictor.target
         self.sample, self.most = sample, body.max_tokens
-        self.settings = predictor.config.decode.model_copy(update=body.decoding())
+        self.settings = predictor.config.decode.model_copy(update=body.decode_settings())
         self.draw = sampler(self.settings, sample) if self.settings.sample else greedy
         self.emit: Callable[[Part], object] = lambda part: None
         self.ids: list[int] = []
         self.text = ""
         self.start = len(prompt.text) if body.echo else 0
-        self.tokens: list[Written] = []
+        self.tokens: list[CompletionToken] = []
         self.sent = self.told = 0
         self.likely: list[tuple[int, float]] = []
         self.finish: Literal["stop", "length"] | None = None
@@ -189,7 +189,7 @@ class Choice:
         if self.body.logprobs is not None:
             before = [*self.prompt.ids[-8:], *self.ids[-8:]]
             offset = self.start + settled(self.text, self.vocabulary.composed)
-            self.tokens.append(noted(self.vocabulary, before, token, logprob, self.likely, offset))
+            self.tokens.append(make_token(self.vocabulary, before, token, logprob, self.likely, offset))
         self.ids.append(token)
         self.text = self.vocabulary.continued(self.prompt.ids, self.ids)
         cuts = [place for stop in self.body.stops() if (place := self.text.find(stop)) >= 0]
@@ -200,7 +200,7 @@ class Choice:
         if len(self.ids) >= self.most:
             return self.end("length")
         sure = settled(self.text, self.vocabulary.composed)
-        self.send(sure - held(self.text[:sure], self.body.stops()))
+        self.send(sure - held_back(self.text[:sure], self.body.stops()))
         return False
 
     def end(self, why: Literal["stop", "length"]) -> bool:
@@ -221,35 +221,35 @@ class Choice:
     def begin(self, model: Any) -> None:
         """Send what is known before the first token: the prompt, if it is to be echoed."""
         if self.body.echo:
-            tokens = scored(model, self.prompt.ids, self.vocabulary, self.body.logprobs)
+            tokens = score_prompt(model, self.prompt.ids, self.vocabulary, self.body.logprobs)
             self.emit(Part(self.index, self.prompt.text, tokens))
         if not self.most:
             self.end("length")
 
 
-def held(text: str, stops: Sequence[str]) -> int:
+def held_back(text: str, stops: Sequence[str]) -> int:
     """How many characters at the end of a text may be the beginning of a stop."""
     lengths = (n for stop in stops for n in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:n]))
     return max(lengths, default=0)
 
 
-def noted(
+def make_token(
     vocabulary: Vocabulary,
     before: Sequence[int],
     token: int,
     logprob: float | None,
     likely: Sequence[tuple[int, float]],
     offset: int,
-) -> Written:
+) -> CompletionToken:
     """A token with the likeliest ones in its place, itself among them."""
     text = vocabulary.added(before, token)
     others = {vocabulary.added(before, i): value for i, value in likely if value > -torch.inf}
     top = {**others, text: logprob} if likely and logprob is not None else None
-    return Written(text, logprob, top, offset)
+    return CompletionToken(text, logprob, top, offset)
 
 
 @torch.inference_mode()
-def scored(model: Any, ids: list[int], vocabulary: Vocabulary, count: int | None) -> list[Written]:
+def score_prompt(model: Any, ids: list[int], vocabulary: Vocabulary, count: int | None) -> list[CompletionToken]:
     """The tokens of a prompt with their log-probabilities; the first has none, unless a special one is before it."""
     if count is None:
         return []
@@ -267,7 +267,7 @@ def scored(model: Any, ids: list[int], vocabulary: Vocabulary, count: int | None
     for place, token in enumerate(ids):
         if place or token not in (BOS, EOS):
             before = ids[max(0, place - 8) : place]
-            found.append(noted(vocabulary, before, token, chances[place], tops[place], offset))
+            found.append(make_token(vocabulary, before, token, chances[place], tops[place], offset))
             offset += len(vocabulary.continued(before, [token]).replace("\ufffd", ""))
     return found
 
@@ -275,32 +275,27 @@ def scored(model: Any, ids: list[int], vocabulary: Vocabulary, count: int | None
 # --- all choices that wait -------------------------------------------------------------------------------------------
 
 
-def write(predictor: Predictor, choices: Sequence[Choice]) -> Iterator[tuple[int, Exception | None] | None]:
-    """Write choices, together where our own engine does it; None whenever a step is done, then the place of each and
-    what went wrong with it."""
+def write_choices(predictor: Predictor, choices: Sequence[Choice]) -> Iterator[tuple[int, Exception | None] | None]:
+    """Write choices with our own engine, which gives every row its own settings and shows every distribution; None
+    whenever a step is done, then the place of each and what went wrong with it."""
     problem = None
     try:
         for choice in choices:
             choice.begin(predictor.model)
         open_ = [choice for choice in choices if not choice.finish]
-        if predictor.own:
-            order = sorted(range(len(open_)), key=lambda place: len(open_[place].prompt.ids))
-            for group in grouped(order, [choice.prompt.ids for choice in open_], BUDGET):
-                yield from together(predictor, [open_[place] for place in group])
-        else:
-            for choice in open_:
-                alone(predictor, choice)
-                yield None
+        for group in group_by_length([choice.prompt.ids for choice in open_], BUDGET):
+            yield from write_together(predictor, [open_[place] for place in group])
     except Exception as error:  # they must not be tried again one by one, as others are: they have sent text
         problem = error
     yield from enumerate([problem] * len(choices))
 
 
-def together(predictor: Predictor, choices: Sequence[Choice]) -> Iterator[None]:
+def write_together(predictor: Predictor, choices: Sequence[Choice]) -> Iterator[None]:
     """Write choices as the rows of one batch, a step at a time."""
-    ids, lengths = predictor.tensors([Framed("", choice.prompt.ids, [], 0) for choice in choices])
+    device = next(predictor.model.parameters()).device
+    ids, lengths = (part.to(device) for part in pad_sources([choice.prompt.ids for choice in choices]))
     longest = torch.tensor([choice.most for choice in choices], device=ids.device)
-    sources = Asked(ids, lengths, Limits(longest, torch.zeros_like(longest), ids[:, :0], int(longest.min()), 0))
+    sources = Sources(ids, lengths, Constraints(longest, torch.zeros_like(longest), ids[:, :0], int(longest.min()), 0))
 
     def choose(logprobs: Tensor, step: int) -> Tensor:
         rows = [choice for choice in choices if not choice.finish]
@@ -308,16 +303,5 @@ def together(predictor: Predictor, choices: Sequence[Choice]) -> Iterator[None]:
         return torch.tensor(found, device=ids.device)
 
     model: Any = predictor.model
-    steps = walk(model, sources, choose, choices[0].settings, lambda row, *token: choices[row].hear(*token))
+    steps = generate_tokens(model, sources, choose, choices[0].settings, lambda row, *token: choices[row].hear(*token))
     yield from (None for _ in steps)
-
-
-def alone(predictor: Predictor, choice: Choice) -> None:
-    """Write one choice with an engine that is not ours."""
-    seed = (choice.settings.seed + choice.sample) % 2**32
-    limits = {"max_ratio": 0.0, "max_extra": choice.most, "beam": 1, "seed": seed}
-    source = Framed(choice.prompt.text, choice.prompt.ids, [], len(choice.prompt.ids))
-    settings = choice.settings.model_copy(update=limits)
-    list(predictor.written([source], settings, 1, None, lambda row, *token: choice.hear(*token)))
-    if not choice.finish:
-        choice.end("length")

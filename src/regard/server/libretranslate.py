@@ -9,7 +9,6 @@ import html
 import json
 import re
 from collections.abc import Sequence
-from hmac import compare_digest
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from fastapi import APIRouter
@@ -18,18 +17,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
 from regard.data.vocabulary import UNK
-from regard.inference.degeneration import Answer
-from regard.server.batcher import RefusedError
+from regard.server.keys import check_field_or_bearer
 from regard.server.schemas import MOST, PROBLEMS, WRONG_KEY, Text
 from regard.server.service import Service
+from regard.server.settings import RefusedError
+from regard.tasks.task import Answer
 
 UNKNOWN = 4
 """Tokens that an unknown one counts as, when a language is guessed."""
-
-
-def allowed(key: str, keys: Sequence[str]) -> bool:
-    """Whether a key is one of those; how long that takes says nothing about them."""
-    return any([compare_digest(key.encode("utf-8", "replace"), known.encode()) for known in keys])
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
@@ -86,7 +81,7 @@ class Language(BaseModel):
 Body = TypeVar("Body", bound=Detect)
 
 
-def documented(model: type[Detect]) -> dict[str, Any]:
+def document_body(model: type[Detect]) -> dict[str, Any]:
     """The body in OpenAPI: the same fields as JSON and as a form."""
     schema = model.model_json_schema()
     kinds = ("application/json", "application/x-www-form-urlencoded")
@@ -96,7 +91,7 @@ def documented(model: type[Detect]) -> dict[str, Any]:
 NEEDED = ("q", "source", "target")
 
 
-async def fields(request: Request) -> dict[str, Any]:
+async def read_fields(request: Request) -> dict[str, Any]:
     """What a request says: a JSON object, or else a form and the query. An empty text or language is as if left out."""
     if "json" in request.headers.get("content-type", ""):
         try:
@@ -114,17 +109,10 @@ async def fields(request: Request) -> dict[str, Any]:
     return {name: value for name, value in tree.items() if value not in ((None, "", []) if name in NEEDED else (None,))}
 
 
-async def asked(request: Request, model: type[Body], service: Service) -> Body:
+async def read_body(request: Request, model: type[Body], service: Service) -> Body:
     """The request, checked; complaints are LibreTranslate's where it has one."""
-    tree = await fields(request)
-    keys = service.settings.keys
-    scheme, _, sent = request.headers.get("authorization", "").partition(" ")
-    if keys and not (scheme.lower() == "bearer" and allowed(sent.strip(), keys)):
-        key = tree.get("api_key")
-        if not key:
-            raise RefusedError(401, "an API key is needed: send it as api_key.")
-        if not isinstance(key, str) or not allowed(key, keys):
-            raise RefusedError(403, "Invalid API key")
+    tree = await read_fields(request)
+    check_field_or_bearer(tree.get("api_key"), request.headers.get("authorization", ""), service.settings.keys)
     try:
         body = model.model_validate(tree)
     except ValidationError as error:
@@ -141,7 +129,7 @@ async def asked(request: Request, model: type[Body], service: Service) -> Body:
 # --- documents -------------------------------------------------------------------------------------------------------
 
 
-class Piece(NamedTuple):
+class Segment(NamedTuple):
     """A stretch of a document: text to translate, or what stays as it is."""
 
     raw: str
@@ -161,22 +149,22 @@ SPACE = re.compile(r"\s+|&(?:nbsp|ensp|emsp|thinsp|#160|#xa0);", re.IGNORECASE)
 """White space of a text, and of HTML."""
 
 
-def pieces(document: str, form: str) -> list[Piece]:
+def split_document(document: str, form: str) -> list[Segment]:
     """A document as pieces that make it up again; white space around text is a piece of its own. Signs alone, as a full
     stop behind a tag, are no text of HTML."""
     if form != "html":
-        return [part for line in document.splitlines(keepends=True) for part in trimmed(line)]
+        return [part for line in document.splitlines(keepends=True) for part in trim(line)]
     found, place = [], 0
     for tag in TAG.finditer(document):
-        found += [*trimmed(document[place : tag.start()], SPACE), Piece(tag[0], False)]
+        found += [*trim(document[place : tag.start()], SPACE), Segment(tag[0], False)]
         place = tag.end()
-    found += trimmed(document[place:], SPACE)
+    found += trim(document[place:], SPACE)
     return [
         piece._replace(is_text=piece.is_text and any(map(str.isalnum, html.unescape(piece.raw)))) for piece in found
     ]
 
 
-def trimmed(raw: str, space: re.Pattern[str] = BLANK) -> list[Piece]:
+def trim(raw: str, space: re.Pattern[str] = BLANK) -> list[Segment]:
     """Text without the white space around it, and that space."""
     start, end = 0, len(raw)
     while before := space.match(raw, start):
@@ -185,19 +173,19 @@ def trimmed(raw: str, space: re.Pattern[str] = BLANK) -> list[Piece]:
         if after.end() != end:
             break
         end = after.start()
-    parts = (Piece(raw[:start], False), Piece(raw[start:end], True), Piece(raw[end:], False))
+    parts = (Segment(raw[:start], False), Segment(raw[start:end], True), Segment(raw[end:], False))
     return [part for part in parts if part.raw]
 
 
 # --- languages -------------------------------------------------------------------------------------------------------
 
 
-def detected(service: Service, text: str, target: str | None = None) -> list[dict[str, Any]]:
+def detect_language(service: Service, text: str, target: str | None = None) -> list[dict[str, Any]]:
     """The served source languages (those with a model to `target`), likeliest first, with a confidence in percent. The
     first thousand characters decide."""
     text = text[:1000]
     costs: dict[str, float] = {}
-    for predictor in service.doing("translate").values():
+    for predictor in service.speaking("libretranslate").values():
         source, other = predictor.config.text.languages
         if target in (None, other):
             ids = predictor.source.encode(text).ids
@@ -209,9 +197,9 @@ def detected(service: Service, text: str, target: str | None = None) -> list[dic
     return [{"confidence": round(100 * shares[language] / total, 1), "language": language} for language in order]
 
 
-def chosen(service: Service, body: Translate, source: str) -> str:
+def choose_model(service: Service, body: Translate, source: str) -> str:
     """The model that translates between two languages."""
-    pairs = {name: predictor.config.text.languages for name, predictor in service.doing("translate").items()}
+    pairs = {name: predictor.config.text.languages for name, predictor in service.speaking("libretranslate").items()}
     if body.model is not None:
         name = service.find(body.model)
         if name not in pairs:
@@ -244,22 +232,24 @@ def language_name(code: str) -> str:
 # --- routes ----------------------------------------------------------------------------------------------------------
 
 
-async def translated(service: Service, body: Translate) -> dict[str, Any]:
+async def translate_body(service: Service, body: Translate) -> dict[str, Any]:
     """The answer to /translate."""
     texts = [body.q] if isinstance(body.q, str) else body.q
     guess = None
     if body.source == "auto":
-        guesses = detected(service, "\n".join(texts), body.target)
+        guesses = detect_language(service, "\n".join(texts), body.target)
         if not guesses:
             raise RefusedError(400, f"{body.target[:20]} is not supported")
         guess = guesses[0]
-    model = chosen(service, body, guess["language"] if guess else body.source)
-    documents = [pieces(text, body.format) for text in texts]
+    model = choose_model(service, body, guess["language"] if guess else body.source)
+    documents = [split_document(text, body.format) for text in texts]
     read = html.unescape if body.format == "html" else str
     wanted = [read(piece.raw) for document in documents for piece in document if piece.is_text]
     found = iter(await service.answers(model, wanted, 1 + body.alternatives) if wanted else [])
     filled = [[next(found) if piece.is_text else piece.raw for piece in document] for document in documents]
-    versions = [[written(document, rank, body.format) for rank in range(1 + body.alternatives)] for document in filled]
+    versions = [
+        [fill_document(document, rank, body.format) for rank in range(1 + body.alternatives)] for document in filled
+    ]
     flags = [[flag for part in document if not isinstance(part, str) for flag in part[0].flags] for document in filled]
     tree: dict[str, list[Any]] = {"translatedText": [best for best, *_ in versions]}
     if body.alternatives:
@@ -271,32 +261,34 @@ async def translated(service: Service, body: Translate) -> dict[str, Any]:
     return {name: value[0] for name, value in tree.items()} if isinstance(body.q, str) else tree
 
 
-def written(document: Sequence[str | list[Answer]], rank: int, form: str) -> str:
+def fill_document(document: Sequence[str | list[Answer]], rank: int, form: str) -> str:
     """A document whose texts have been replaced by their answers of a rank, or their last."""
     parts = []
     for part in document:
-        text = part if isinstance(part, str) else part[min(rank, len(part) - 1)].output.text
+        text = part if isinstance(part, str) else part[min(rank, len(part) - 1)].text
         parts.append(html.escape(text, quote=False) if form == "html" and not isinstance(part, str) else text)
     return "".join(parts)
 
 
-def routes(service: Service) -> APIRouter:
+def libretranslate_routes(service: Service) -> APIRouter:
     """LibreTranslate's routes."""
     router = APIRouter(tags=["LibreTranslate"])
-    pairs = [predictor.config.text.languages for predictor in service.doing("translate").values()]
+    pairs = [predictor.config.text.languages for predictor in service.speaking("libretranslate").values()]
     codes = list(dict.fromkeys(code for pair in pairs for code in pair))
     problems = {status: PROBLEMS[status] for status in (400, 401, 404, 408, 413, 429, 503)} | WRONG_KEY
 
-    @router.post("/translate", responses={200: {"model": Translated}, **problems}, openapi_extra=documented(Translate))
+    @router.post(
+        "/translate", responses={200: {"model": Translated}, **problems}, openapi_extra=document_body(Translate)
+    )
     async def translate(request: Request) -> JSONResponse:
         """Translate texts, given as JSON or as a form."""
-        return JSONResponse(await translated(service, await asked(request, Translate, service)))
+        return JSONResponse(await translate_body(service, await read_body(request, Translate, service)))
 
-    @router.post("/detect", responses={200: {"model": list[Guess]}, **problems}, openapi_extra=documented(Detect))
+    @router.post("/detect", responses={200: {"model": list[Guess]}, **problems}, openapi_extra=document_body(Detect))
     async def detect(request: Request) -> JSONResponse:
         """Guess the language of a text among those that are served."""
-        body = await asked(request, Detect, service)
-        return JSONResponse(detected(service, body.q if isinstance(body.q, str) else "\n".join(body.q)))
+        body = await read_body(request, Detect, service)
+        return JSONResponse(detect_language(service, body.q if isinstance(body.q, str) else "\n".join(body.q)))
 
     @router.get("/languages", responses={200: {"model": list[Language]}})
     async def languages() -> JSONResponse:
@@ -308,14 +300,14 @@ def routes(service: Service) -> APIRouter:
     @router.get("/frontend/settings")
     async def settings() -> JSONResponse:
         """What a page in front of the server needs to know."""
-        return JSONResponse(frontend(service))
+        return JSONResponse(frontend_settings(service))
 
     return router
 
 
-def frontend(service: Service) -> dict[str, Any]:
+def frontend_settings(service: Service) -> dict[str, Any]:
     """The answer to /frontend/settings, in LibreTranslate's words."""
-    pairs = [predictor.config.text.languages for predictor in service.doing("translate").values()]
+    pairs = [predictor.config.text.languages for predictor in service.speaking("libretranslate").values()]
     pair = pairs[0] if pairs else ("auto", "")
     source, target = ({"code": code, "name": language_name(code)} for code in pair)
     return {

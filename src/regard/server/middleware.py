@@ -1,4 +1,4 @@
-"""The door of the server: what every request passes on its way in and every answer on its way out.
+"""Middleware: what every request passes on its way in and every answer on its way out.
 
 Bodies are bounded in size and in time, a client that goes away is no longer worked for, every answer has the security
 headers and is counted, and what breaks is answered with JSON. Below it, `Server` stops in two steps on SIGTERM.
@@ -22,9 +22,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from regard.server.batcher import RefusedError
 from regard.server.schemas import OPENAI, failure
 from regard.server.service import Service
+from regard.server.settings import RefusedError
 
 log = logging.getLogger("regard.server")
 POLICY = (
@@ -57,15 +57,15 @@ def problem(
     return Response(json.dumps(tree, ensure_ascii=False), status, headers, "application/json")
 
 
-class Gate:
+class Middleware:
     """ASGI middleware around the whole application."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.service, self.settings = service, service.settings
-        self.app = self.opened(app)
+        self.app = self.allow_origins(app)
 
-    def opened(self, app: ASGIApp) -> ASGIApp:
-        """An application whose answers pages of the allowed origins may read; those of the gate itself, too."""
+    def allow_origins(self, app: ASGIApp) -> ASGIApp:
+        """An application whose answers pages of the allowed origins may read; those of the middleware itself, too."""
         if not self.settings.cors:
             return app
         return CORSMiddleware(
@@ -83,24 +83,24 @@ class Gate:
             scope = {**scope, "method": "GET"}
         began, reply = time.perf_counter(), Reply(send, self.service)
         try:
-            body = await self.body(Headers(scope=scope), receive)
-            await self.attended(scope, body, receive, reply)
+            body = await self.read_body(Headers(scope=scope), receive)
+            await self.respond(scope, body, receive, reply)
         except RefusedError as refusal:
             answer = problem(refusal.status, refusal.message, refusal.headers, scope["path"])
-            await self.opened(answer)(scope, receive, reply)
+            await self.allow_origins(answer)(scope, receive, reply)
         except GoneError:
             reply.status = 499  # as nginx counts clients that did not wait
         except Exception:
             log.exception("%s %s", scope["method"], scope["path"])
             if not reply.status:
                 answer = problem(500, "the server made a mistake; its log says which.", path=scope["path"])
-                await self.opened(answer)(scope, receive, reply)
+                await self.allow_origins(answer)(scope, receive, reply)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self.service.metrics.requests.labels(route, reply.status).inc()
             self.service.metrics.seconds.labels(route).observe(time.perf_counter() - began)
 
-    async def body(self, headers: Headers, receive: Receive) -> bytes:
+    async def read_body(self, headers: Headers, receive: Receive) -> bytes:
         """The whole body, unless it is too large or too slow; of a larger one no more than the limit is kept."""
         most = self.settings.max_body
         too_large = RefusedError(
@@ -125,7 +125,7 @@ class Gate:
             raise RefusedError(408, f"the request was not complete after {seconds} seconds. Send it faster.") from None
         return b"".join(chunks)
 
-    async def attended(self, scope: Scope, body: bytes, receive: Receive, reply: "Reply") -> None:
+    async def respond(self, scope: Scope, body: bytes, receive: Receive, reply: "Reply") -> None:
         """Let the application answer, as long as the client is there."""
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -166,9 +166,9 @@ class Reply:
 # --- below ASGI ------------------------------------------------------------------------------------------------------
 
 
-def patient(seconds: float) -> type[H11Protocol]:
+def make_protocol(seconds: float) -> type[H11Protocol]:
     """uvicorn's HTTP/1.1, which closes a connection whose request line and headers do not come whole in time. (Their
-    clock starts with the connection or with the first byte after an answer; the body's is the gate's.)"""
+    clock starts with the connection or with the first byte after an answer; the body's is the middleware's.)"""
 
     class Patient(H11Protocol):
         watch: asyncio.TimerHandle | None = None
@@ -216,7 +216,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=patient(settings.read_timeout),
+                http=make_protocol(settings.read_timeout),
                 ws="none",
                 log_level="warning",
                 server_header=False,

@@ -8,45 +8,44 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
+import torch
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from regard.data.batching import framed
 from regard.data.vocabulary import EOS
 from regard.errors import RegardError
 from regard.inference.predictor import Predictor
-from regard.server.batcher import RefusedError
-from regard.server.completions import Choice, CompletionBody, Part, Prompt, write
+from regard.server.completions import Choice, CompletionBody, Part, Prompt, write_choices
 from regard.server.schemas import COMPLETIONS, FAILURES, Responses, failure
-from regard.server.service import TASKS, Service
+from regard.server.service import Service
+from regard.server.settings import RefusedError
 
 log = logging.getLogger("regard.server")
 
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def writer(service: Service, name: str | None) -> str:
+def find_writer(service: Service, name: str | None) -> str:
     """The model that continues texts: the one that is named, or the first."""
-    tasks = {one: TASKS[predictor.config.model.kind] for one, predictor in service.predictors.items()}
-    found = service.find(name or next((one for one, task in tasks.items() if task == "continue"), None))
-    if tasks[found] != "continue":
+    writers = service.speaking("openai")
+    found = service.find(name or next(iter(writers), None))
+    if found not in writers:
+        verb = service.predictors[found].task.verb
         raise RefusedError(
-            400,
-            f"{found} does not continue texts: its task is to {tasks[found]}. Ask it with POST /v1/predict.",
-            param="model",
+            400, f"{found} does not continue texts: its task is to {verb}. Ask it with POST /v1/predict.", param="model"
         )
     return found
 
 
-def prompts(predictor: Predictor, body: CompletionBody) -> list[Prompt]:
+def read_prompts(predictor: Predictor, body: CompletionBody) -> list[Prompt]:
     """What is to be continued, as ids; refused if it does not fit with what is to be written. Without any text, a
     document begins."""
     context, found = predictor.config.text.max_length, []
     for given in body.prompts():
         if isinstance(given, str):
-            source = framed([given], predictor.source, predictor.config.text, predictor.config.model)[0]
+            (source,) = predictor.task.encode([given])
             ids, count = source.ids, source.length
         else:
             if max(given, default=0) >= predictor.source.size:
@@ -54,7 +53,8 @@ def prompts(predictor: Predictor, body: CompletionBody) -> list[Prompt]:
                     400, f"token {max(given)} is not in the vocabulary of {predictor.source.size:,}.", param="prompt"
                 )
             ids, count = given, len(given)
-        slides = predictor.config.decode.slide and predictor.slides(predictor.config.decode)
+        limit = predictor.task.output_limit(torch.tensor(count), predictor.config.decode)
+        slides = limit is None
         if count + body.max_tokens > context and not (slides and count <= context):
             raise RefusedError(
                 400,
@@ -68,17 +68,11 @@ def prompts(predictor: Predictor, body: CompletionBody) -> list[Prompt]:
     return found
 
 
-def choices(service: Service, name: str, body: CompletionBody) -> list[Choice]:
+def make_choices(service: Service, name: str, body: CompletionBody) -> list[Choice]:
     """What is to be written: every prompt as often as asked for, in the order of their numbers."""
     predictor = service.predictors[name]
-    if (body.logprobs or body.presence_penalty or body.frequency_penalty or (body.echo and body.logprobs == 0)) and (
-        not predictor.own
-    ):
-        raise RefusedError(
-            400, f"{name} runs on an engine that gives no distributions: leave logprobs and penalties out."
-        )
     service.check([prompt for prompt in body.prompts() if isinstance(prompt, str)])
-    found = prompts(predictor, body)
+    found = read_prompts(predictor, body)
     if len(found) * body.n > service.settings.max_items:
         raise RefusedError(
             413,
@@ -132,14 +126,14 @@ class CompletionAnswer(BaseModel):
     usage: Usage | None = None
 
 
-async def parts(service: Service, name: str, wanted: list[Choice]) -> AsyncIterator[Part]:
+async def stream_parts(service: Service, name: str, wanted: list[Choice]) -> AsyncIterator[Part]:
     """What becomes certain of every choice, as it does. When nobody listens any more, they end."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[Part | None]()
     for choice in wanted:
         choice.emit = lambda part: loop.call_soon_threadsafe(queue.put_nowait, part)
     predictor = service.predictors[name]
     task = asyncio.ensure_future(
-        service.batcher.submit((name, COMPLETIONS), lambda items: write(predictor, items), wanted)
+        service.batcher.submit((name, COMPLETIONS), lambda items: write_choices(predictor, items), wanted)
     )
     task.add_done_callback(lambda done: queue.put_nowait(None) if done.cancelled() or done.exception() else None)
     left = len(wanted)
@@ -155,7 +149,7 @@ async def parts(service: Service, name: str, wanted: list[Choice]) -> AsyncItera
         service.metrics.tokens.labels("output").inc(sum(len(choice.ids) for choice in wanted))
 
 
-def listed(index: int, found: Sequence[Part], body: CompletionBody) -> dict[str, Any]:
+def make_choice(index: int, found: Sequence[Part], body: CompletionBody) -> dict[str, Any]:
     """A choice in an answer, or what is new of it."""
     tokens = [token for part in found for token in part.tokens]
     text = "".join(part.text for part in found)
@@ -169,13 +163,13 @@ def listed(index: int, found: Sequence[Part], body: CompletionBody) -> dict[str,
     return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": found[-1].finish}
 
 
-def usage(wanted: Sequence[Choice], body: CompletionBody) -> dict[str, int]:
+def count_usage(wanted: Sequence[Choice], body: CompletionBody) -> dict[str, int]:
     """Tokens read and written; a prompt counts once."""
     read, wrote = sum(len(one.prompt.ids) for one in wanted[:: body.n]), sum(len(one.ids) for one in wanted)
     return {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote}
 
 
-async def events(
+async def stream_events(
     first: Part, rest: AsyncIterator[Part], head: dict[str, Any], wanted: list[Choice], body: CompletionBody
 ) -> AsyncIterator[str]:
     """Server-sent events: a chunk for each part, the usage if it is wanted, and the end."""
@@ -186,11 +180,11 @@ async def events(
     counted = bool(body.stream_options and body.stream_options.include_usage)
     more = {"usage": None} if counted else {}
     try:
-        yield event({**head, "choices": [listed(first.number, [first], body)], **more})
+        yield event({**head, "choices": [make_choice(first.number, [first], body)], **more})
         async for part in rest:
-            yield event({**head, "choices": [listed(part.number, [part], body)], **more})
+            yield event({**head, "choices": [make_choice(part.number, [part], body)], **more})
         if counted:
-            yield event({**head, "choices": [], "usage": usage(wanted, body)})
+            yield event({**head, "choices": [], "usage": count_usage(wanted, body)})
     except RefusedError as error:  # the status is out already: the client finds this in the stream
         yield event(failure(error.status, error.message))
     except RegardError as error:
@@ -201,7 +195,7 @@ async def events(
     yield "data: [DONE]\n\n"
 
 
-def routes(service: Service, guarded: Sequence[Any]) -> APIRouter:
+def openai_routes(service: Service, guarded: Sequence[Any]) -> APIRouter:
     """OpenAI's route."""
     router = APIRouter(tags=["OpenAI"], dependencies=list(guarded))
     answers: Responses = {200: {"model": CompletionAnswer, "content": {"text/event-stream": {}}}, **FAILURES}
@@ -209,11 +203,11 @@ def routes(service: Service, guarded: Sequence[Any]) -> APIRouter:
     @router.post(COMPLETIONS, responses=answers)
     async def completions(body: CompletionBody) -> Response:
         """Continue texts: all at once, or with `stream` as they are written."""
-        name = writer(service, body.model)
+        name = find_writer(service, body.model)
         if body.seed is None:
             body = body.model_copy(update={"seed": secrets.randbits(32)})
-        wanted = await asyncio.to_thread(choices, service, name, body)
-        found = parts(service, name, wanted)
+        wanted = await asyncio.to_thread(make_choices, service, name, body)
+        found = stream_parts(service, name, wanted)
         head = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
@@ -223,12 +217,12 @@ def routes(service: Service, guarded: Sequence[Any]) -> APIRouter:
         if body.stream:
             first = await anext(found)  # what is refused is refused before the status is out
             headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-            stream = events(first, found, head, wanted, body)
+            stream = stream_events(first, found, head, wanted, body)
             return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
         made: list[list[Part]] = [[] for _ in wanted]
         async for part in found:
             made[part.number].append(part)
-        listing = [listed(index, some, body) for index, some in enumerate(made)]
-        return JSONResponse({**head, "choices": listing, "usage": usage(wanted, body)})
+        listing = [make_choice(index, some, body) for index, some in enumerate(made)]
+        return JSONResponse({**head, "choices": listing, "usage": count_usage(wanted, body)})
 
     return router

@@ -5,19 +5,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
-from regard.config.config import DecodeConfig
+from regard.config.run import DecodeConfig
 from regard.config.settings import Settings
-from regard.config.toml import suggestion
+from regard.config.toml import suggest
 from regard.inference.predictor import Predictor
 
 MOST = 20
 """Answers that may be asked for."""
 BOUNDS: dict[str, dict[str, float]] = {
-    "beam": {"le": 64},
+    "beam_size": {"le": 64},
     "length_penalty": {"le": 10},
     "max_ratio": {"le": 10},
     "max_extra": {"le": 1000},
-    "no_repeat": {"le": 32},
+    "no_repeat_ngram": {"le": 32},
     "min_length": {"le": 1000},
     "temperature": {"ge": 0.01, "le": 100},
 }
@@ -81,7 +81,7 @@ WRONG_KEY: Responses = {403: {"model": Problem, "description": "The API key is n
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def whole(text: str) -> str:
+def refuse_surrogates(text: str) -> str:
     """Refuse half characters: JSON can spell them, and no answer could repeat them."""
     try:
         text.encode()
@@ -90,7 +90,7 @@ def whole(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(whole)]
+Text = Annotated[str, AfterValidator(refuse_surrogates)]
 
 
 class Body(Settings):
@@ -99,54 +99,53 @@ class Body(Settings):
     model_config = ConfigDict(allow_inf_nan=False)
 
 
-Asked = create_model(
-    "Asked",
+AskedSettings = create_model(
+    "AskedSettings",
     __base__=Body,
     __doc__="Decoding settings that differ from the run's own.",
     **{
         name: (Annotated[field.annotation, *field.metadata, Field(**BOUNDS.get(name, {}))] | None, None)  # type: ignore
         for name, field in DecodeConfig.model_fields.items()
+        if name != "quantization"  # the model was converted when it was opened
     },
 )
 
 
-class Question(Body):
+class Request(Body):
     """What predicting and looking have in common."""
 
     model: str | None = None
     """A name of /v1/models; the first by default."""
     best: Annotated[int, Field(ge=1, le=MOST)] = 1
     """Answers wanted."""
-    settings: Asked | None = None  # type: ignore[valid-type]
+    settings: AskedSettings | None = None  # type: ignore[valid-type]
 
 
-class Asking(Question):
-    """A text, or what a reader reads: a question and the context that holds the answer."""
+class Asking(Request):
+    """A text, or a question and the context that holds the answer: /v1/models says what a model is asked with."""
 
     text: Text | None = None
     question: Text | None = None
     context: Text | None = None
 
-    def given(self) -> list[str]:
-        """The text as the model takes it; none if there is none."""
+    def given(self) -> dict[str, str]:
+        """What is asked with, by the names of its fields."""
         if (self.question is None) != (self.context is None):
             raise ValueError("question and context belong together: give both")
-        asked = [] if self.question is None else [f"{self.question.replace(TAB, ' ')}{TAB}{self.context}"]
-        return asked + ([] if self.text is None else [self.text])
-
-
-TAB = "\t"
-"""Between a question and its context."""
+        fields = {"text": self.text, "question": self.question, "context": self.context}
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class PredictBody(Asking):
     """One text or several, or a question and its context."""
 
     texts: Annotated[list[Text], Field(min_length=1)] | None = None
+    logprobs: bool = True
+    """Whether tokens come with their log-probabilities, which may take one more pass of the model."""
 
     @model_validator(mode="after")
     def one_of_them(self) -> "PredictBody":
-        if len(self.given()) + (self.texts is not None) != 1:
+        if bool(self.given()) == (self.texts is not None) or (self.text is not None and self.question is not None):
             raise ValueError("give either text or texts (or question and context, to a model that answers)")
         return self
 
@@ -165,17 +164,17 @@ class LookBody(Asking):
 
     @model_validator(mode="after")
     def one_text(self) -> "LookBody":
-        if len(self.given()) != 1:
+        if not self.given() or (self.text is not None and self.question is not None):
             raise ValueError("give text (or question and context, to a model that answers)")
         return self
 
 
-def decoding(predictor: Predictor, asked: Any) -> DecodeConfig:
+def decode_settings(predictor: Predictor, asked: Any) -> DecodeConfig:
     """A run's decoding settings with those that a client asks for."""
     return predictor.config.decode.model_copy(update=asked.model_dump(exclude_none=True) if asked else {})
 
 
-def complaint(problems: Sequence[Any], known: type[Body]) -> tuple[int, str]:
+def explain_problems(problems: Sequence[Any], known: type[Body]) -> tuple[int, str]:
     """What is wrong with a body: the status, and the first problem in words; `known` has the fields it may have."""
     wrong = problems[0]
     place = ".".join(str(part) for part in wrong["loc"] if part != "body")
@@ -187,8 +186,8 @@ def complaint(problems: Sequence[Any], known: type[Body]) -> tuple[int, str]:
         case "json_invalid":
             return 400, f"the body is not JSON: {wrong['ctx']['error']}."
         case "extra_forbidden":
-            fields = Asked.model_fields if "settings" in wrong["loc"] else known.model_fields
-            return 422, f"unknown field {place[:100]}.{suggestion(str(wrong['loc'][-1])[:100], fields)}"
+            fields = AskedSettings.model_fields if "settings" in wrong["loc"] else known.model_fields
+            return 422, f"unknown field {place[:100]}.{suggest(str(wrong['loc'][-1])[:100], fields)}"
         case "model_attributes_type":
             return 422, f"{place or 'the body'} must be a JSON object, sent with Content-Type: application/json."
         case "missing":
@@ -205,11 +204,13 @@ class TokenAnswer(BaseModel):
     """One token of an output, as the vocabulary writes it; the last is <eos>."""
 
     text: str
-    logprob: float
+    logprob: float | None
 
 
 class TextAnswer(BaseModel):
-    """One answer to a text, and what is suspicious about it."""
+    """One answer to a text, and what is suspicious about it; some tasks add details of their own."""
+
+    model_config = ConfigDict(extra="allow")
 
     text: str
     score: float
@@ -236,12 +237,15 @@ class ModelAnswer(BaseModel):
     created: int
     owned_by: str
     kind: str
-    task: Literal["translate", "continue", "classify", "answer", "embed"]
+    task: str
+    """What it does: translate, continue, classify, answer, embed, or what a task of your own says."""
     source: str | None
     target: str | None
     about: str
     max_length: int
     decode: DecodeConfig
+    form: dict[str, Any]
+    """How it is asked and shown (docs/serve.md)."""
 
 
 class ModelsAnswer(BaseModel):

@@ -5,23 +5,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from regard.config.config import DecodeConfig
-from regard.config.toml import suggestion
+from regard.config.run import DecodeConfig
+from regard.config.toml import suggest
+from regard.data.examples import Source
 from regard.errors import InputError
 from regard.explain.look import look
-from regard.inference.degeneration import Answer, guarded
+from regard.inference.degeneration import flag_answers
+from regard.inference.engine import Request
 from regard.inference.predictor import Predictor
-from regard.server.batcher import Batcher, Metrics, RefusedError, ServeSettings
-
-TASKS = {
-    "rnn": "translate",
-    "transformer": "translate",
-    "language": "continue",
-    "classifier": "classify",
-    "reader": "answer",
-    "encoder": "embed",
-}
-"""What a kind of model does for a client."""
+from regard.server.batcher import Batcher, Metrics
+from regard.server.settings import RefusedError, ServeSettings
+from regard.tasks.task import Answer
 
 
 class Service:
@@ -32,9 +26,9 @@ class Service:
         self.batcher = Batcher(settings, self.metrics)
         self.since = int(time.time())
 
-    def doing(self, task: str) -> dict[str, Predictor]:
-        """The models that do one of TASKS."""
-        return {name: one for name, one in self.predictors.items() if TASKS[one.config.model.kind] == task}
+    def speaking(self, protocol: str) -> dict[str, Predictor]:
+        """The models that can be asked by another server's protocol."""
+        return {name: one for name, one in self.predictors.items() if protocol in one.task.protocols}
 
     def find(self, name: str | None) -> str:
         """The name of a model; without one, the first."""
@@ -43,12 +37,10 @@ class Service:
             return known[0]
         if name not in self.predictors:
             served = ", ".join(known)
-            raise RefusedError(
-                404, f"no model is named {name[:100]!r}.{suggestion(name[:100], known)} Served: {served}."
-            )
+            raise RefusedError(404, f"no model is named {name[:100]!r}.{suggest(name[:100], known)} Served: {served}.")
         return name
 
-    def check(self, texts: Sequence[str]) -> None:
+    def check(self, texts: Sequence[Source]) -> None:
         """Refuse texts that are beyond the limits."""
         most, longest = self.settings.max_items, self.settings.max_characters
         if len(texts) > most:
@@ -56,41 +48,47 @@ class Service:
                 413, f"{len(texts):,} texts came, at most {most:,} are taken at once. Split the request."
             )
         for number, text in enumerate(texts, 1):
-            if len(text) > longest:
+            if len(str(text)) > longest:
                 raise RefusedError(
-                    413, f"text {number} has {len(text):,} characters, at most {longest:,} are taken. Split it."
+                    413, f"text {number} has {len(str(text)):,} characters, at most {longest:,} are taken. Split it."
                 )
 
     async def answers(
-        self, name: str, texts: Sequence[str], best: int = 1, settings: DecodeConfig | None = None
+        self,
+        name: str,
+        sources: Sequence[Source],
+        best: int = 1,
+        settings: DecodeConfig | None = None,
+        *,
+        logprobs: bool = False,
     ) -> list[list[Answer]]:
-        """The `best` answers of a model to every text, with their flags."""
+        """The `best` answers of a model to every source, with their flags."""
         predictor = self.predictors[name]
-        settings = settings or predictor.config.decode
-        items = list(enumerate(texts, 1))
+        request = Request(settings or predictor.config.decode, best, logprobs=logprobs)
+        items = list(enumerate(sources, 1))
         return await self.batcher.submit(
-            (name, settings, best), lambda items: self.decoded(predictor, items, settings, best), items
+            (name, request.settings, best, logprobs), lambda items: self.answer_batch(predictor, items, request), items
         )
 
-    def decoded(
-        self, predictor: Predictor, items: list[tuple[int, str]], settings: DecodeConfig, best: int
+    def answer_batch(
+        self, predictor: Predictor, items: list[tuple[int, Source]], request: Request
     ) -> Iterator[tuple[int, list[Answer] | InputError] | None]:
-        """The place of every text and its answers, as they come, and None whenever a step is done; a text that the
+        """The place of every source and its answers, as they come, and None whenever a step is done; a source that the
         model cannot take gets its error, and the others do not notice."""
         places, sources = [], []
-        for place, (number, text) in enumerate(items):
-            try:
-                sources.append(predictor.encode(text, f"text {number}"))
+        for place, one in enumerate(predictor.encode_each([source for _, source in items])):
+            if isinstance(one, InputError):
+                yield place, InputError(str(one).replace(f"text {place + 1}", f"text {items[place][0]}", 1))
+            else:
                 places.append(place)
-            except InputError as error:
-                yield place, error
+                sources.append(one)
         self.metrics.tokens.labels("source").inc(sum(source.length for source in sources))
-        for one in predictor.flow(sources, settings, best):
-            if one is None:
+        for found in predictor.answer(sources, request):
+            if found is None:
                 yield None
                 continue
-            number, outputs = one
-            answers = guarded(predictor, sources[number], outputs, settings, retry=self.settings.retry)
+            number, outputs = found
+            answers = flag_answers(predictor, sources[number], outputs, request.settings, retry=self.settings.retry)
             self.metrics.tokens.labels("output").inc(len(outputs[0].tokens))
             self.metrics.flagged.inc(bool(answers[0].flags))
             yield places[number], answers
@@ -98,17 +96,17 @@ class Service:
     async def look(
         self,
         name: str,
-        text: str,
+        source: Source,
         best: int,
         settings: DecodeConfig,
         options: dict[str, Any],
         target: str | None = None,
     ) -> bytes:
-        """What a model looked at while it answered a text, or would have while it gave the answer `target`, as JSON;
+        """What a model looked at while it answered a source, or would have while it gave the answer `target`, as JSON;
         `options` are those of `Look.tree`."""
 
         def work(items: list[None]) -> Iterator[tuple[int, bytes]]:
-            found = look(self.predictors[name], text, settings=settings, best=best, target=target)
+            found = look(self.predictors[name], source, settings=settings, best=best, target=target)
             tree = found.tree(**options)
             yield 0, json.dumps(tree, allow_nan=False).encode()
 

@@ -28,18 +28,15 @@ REST = 1.0
 """Seconds before a process that broke down is replaced, so that one that cannot live does not busy the machine."""
 
 
-def check(workers: int, device: str, engine: str) -> None:
+def check_workers(workers: int, device: str) -> None:
     """Refuse several processes where they cannot share an address or a model."""
     if workers > 1 and sys.platform != "linux":
         raise ConfigError(f"serve.workers={workers} needs Linux, which deals connections out. Leave it at 1.")
-    if workers > 1 and (device != "cpu" or engine != "regard"):
-        raise ConfigError(
-            f"serve.workers={workers} is for models that regard itself runs on the CPU, not {engine} on {device}. "
-            "Leave it at 1, or give --device cpu and --engine regard."
-        )
+    if workers > 1 and device != "cpu":
+        raise ConfigError(f"serve.workers={workers} is for models on the CPU, not on {device}. Leave it at 1.")
 
 
-def listeners(host: str, port: int, workers: int) -> list[socket.socket]:
+def open_sockets(host: str, port: int, workers: int) -> list[socket.socket]:
     """A socket for each process, all at one address; nobody else listens there."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -58,7 +55,7 @@ def listeners(host: str, port: int, workers: int) -> list[socket.socket]:
 
 
 @contextlib.contextmanager
-def counted_together() -> Iterator[None]:
+def share_metrics() -> Iterator[None]:
     """Inside, what Prometheus's client counts goes to files that other processes can read."""
     with tempfile.TemporaryDirectory(prefix="regard-metrics-") as folder:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
@@ -88,7 +85,7 @@ def supervise(
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # what comes while they are born waits until all can hear it
     for number in SIGNALS:
         signal.signal(number, stop)
-    working += [started(work, one) for one in sockets]
+    working += [start_worker(work, one) for one in sockets]
     begun()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     while True:
@@ -103,7 +100,7 @@ def supervise(
             time.sleep(REST)
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # else one might come before the newcomer is known
             if not stopping:
-                working[place] = started(work, sockets[place])
+                working[place] = start_worker(work, sockets[place])
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         alive = [process for process in working if process.is_alive()]
         if not alive and stopping:
@@ -112,7 +109,7 @@ def supervise(
             wait([process.sentinel for process in alive])
 
 
-def started(work: Callable[[socket.socket], None], listener: socket.socket) -> BaseProcess:
+def start_worker(work: Callable[[socket.socket], None], listener: socket.socket) -> BaseProcess:
     """A copy of this process that works at a socket."""
 
     def begin() -> None:

@@ -24,24 +24,24 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from regard.config.config import Config
-from regard.config.toml import parse, written
-from regard.data.vocabulary import Vocabulary
+from regard.config.run import Config
+from regard.config.toml import dump, parse
+from regard.data.vocabulary import Vocabularies, Vocabulary
 from regard.errors import RunError
 
 Tensors = dict[str, Tensor]
 
 
-def replace(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes) -> None:
     """Write a file beside its place and rename it: readers see the old one or the new one, whole."""
     beside = path.with_name(f".{path.name}.part")
-    with saving(path, lambda: beside.unlink(missing_ok=True)):
+    with report_failure(path, lambda: beside.unlink(missing_ok=True)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        flush(beside, data)
+        flush_file(beside, data)
         os.replace(beside, path)
 
 
-def flush(path: Path, data: bytes) -> None:
+def flush_file(path: Path, data: bytes) -> None:
     """Write a file and wait until the disk has it."""
     with path.open("wb") as file:
         file.write(data)
@@ -50,7 +50,7 @@ def flush(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def saving(path: Path, clean: Callable[[], Any]) -> Iterator[None]:
+def report_failure(path: Path, clean: Callable[[], Any]) -> Iterator[None]:
     """Say what could not be saved, and leave nothing half-written."""
     try:
         yield
@@ -64,37 +64,37 @@ def saving(path: Path, clean: Callable[[], Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def folder_made(place: Path) -> Iterator[Path]:
+def make_folder(place: Path) -> Iterator[Path]:
     """A folder beside its place, which gets its name when it is whole."""
     beside = place.with_name(f".{place.name}.{os.getpid()}.part")
-    with saving(place, lambda: shutil.rmtree(beside, ignore_errors=True)):
+    with report_failure(place, lambda: shutil.rmtree(beside, ignore_errors=True)):
         beside.mkdir(parents=True, exist_ok=True)
         yield beside
         os.replace(beside, place)
 
 
-def free(folder: Path) -> Path:
+def check_free(folder: Path) -> Path:
     """The whole path of a folder that is to be made; nothing that is there is overwritten."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder} is there already, and not an empty folder. Choose another, or remove it.")
     return folder.absolute()
 
 
-def vacant(run: Path) -> None:
+def check_vacant(run: Path) -> None:
     """Refuse a folder for a new run in which there is one already, or anything else."""
     if (run / "config.toml").exists():
         raise RunError(f"{run} already holds a run. Resume it with `regard train --resume {run}`, or choose another.")
-    free(run)
+    check_free(run)
 
 
-def weights(model: nn.Module) -> Tensors:
+def get_weights(model: nn.Module) -> Tensors:
     """Every parameter once, also those that are used in two places."""
     return {name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()}
 
 
 def save_weights(path: Path, tensors: Tensors, step: int) -> None:
     """Save weights with the step they are of."""
-    replace(path, save(tensors, metadata={"format": "pt", "step": str(step)}))
+    write_file(path, save(tensors, metadata={"format": "pt", "step": str(step)}))
 
 
 def load_tensors(path: Path) -> Tensors:
@@ -108,7 +108,7 @@ def load_tensors(path: Path) -> Tensors:
         raise RunError(f"{path} is damaged or no safetensors file: {error}.") from error
 
 
-def fill(model: nn.Module, tensors: Tensors, path: Path) -> None:
+def fill_weights(model: nn.Module, tensors: Tensors, path: Path) -> None:
     """Put tensors into a model; every name and shape must fit."""
     wanted = dict(model.named_parameters())
     missing, unknown = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
@@ -131,18 +131,18 @@ def fill(model: nn.Module, tensors: Tensors, path: Path) -> None:
 # --- the run ---------------------------------------------------------------------------------------------------------
 
 
-def create(run: Path, config: Config, source: Vocabulary, target: Vocabulary | None, ledger: Any) -> None:
+def create_run(run: Path, config: Config, vocabularies: Vocabularies, facts: Any) -> None:
     """Start a run directory; nothing that is there is overwritten."""
-    vacant(run)
+    check_vacant(run)
     try:
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"{run} cannot be made: {error.strerror}.") from error
-    replace(run / "tokenizer.json", source.dump().encode())
-    if target is not None:
-        replace(run / "tokenizer.target.json", target.dump().encode())
-    replace(run / "data.json", json.dumps(ledger, ensure_ascii=False, indent=1).encode())
-    replace(run / "config.toml", written(config).encode())
+    write_file(run / "tokenizer.json", vocabularies.source.dump().encode())
+    if not vocabularies.shared:
+        write_file(run / "tokenizer.target.json", vocabularies.target.dump().encode())
+    write_file(run / "data.json", json.dumps(facts, ensure_ascii=False, indent=1).encode())
+    write_file(run / "config.toml", dump(config).encode())
 
 
 def load_config(run: Path) -> Config:
@@ -154,10 +154,10 @@ def load_config(run: Path) -> Config:
     return parse(run / "config.toml")
 
 
-def load_vocabularies(run: Path) -> tuple[Vocabulary, Vocabulary | None]:
-    """The source's vocabulary, and the target's if it has its own."""
-    target = run / "tokenizer.target.json"
-    return Vocabulary.load(run / "tokenizer.json"), Vocabulary.load(target) if target.exists() else None
+def load_vocabularies(run: Path) -> Vocabularies:
+    """The vocabularies of a run; one serves both sides unless the target has its own."""
+    source, target = Vocabulary.load(run / "tokenizer.json"), run / "tokenizer.target.json"
+    return Vocabularies(source, Vocabulary.load(target) if target.exists() else source)
 
 
 # --- the state that resuming needs -----------------------------------------------------------------------------------
@@ -169,9 +169,9 @@ def save_state(run: Path, step: int, tensors: Tensors, facts: dict[str, Any]) ->
     place = folder / f"{step:09d}"
     if place.exists():  # saved already, and whole: as when Ctrl-C comes right behind a save
         return
-    with folder_made(place) as beside:
-        flush(beside / "state.safetensors", save(tensors))
-        flush(beside / "state.json", json.dumps(facts).encode())
+    with make_folder(place) as beside:
+        flush_file(beside / "state.safetensors", save(tensors))
+        flush_file(beside / "state.json", json.dumps(facts).encode())
     for other in folder.iterdir():
         if other.name != place.name:
             shutil.rmtree(other, ignore_errors=True)
@@ -191,7 +191,7 @@ def load_state(run: Path) -> tuple[Tensors, dict[str, Any]] | None:
     return load_tensors(places[-1] / "state.safetensors"), facts
 
 
-def average(paths: list[Path]) -> Tensors:
+def average_weights(paths: list[Path]) -> Tensors:
     """The mean of several weights files."""
     total = load_tensors(paths[0])
     for path in paths[1:]:

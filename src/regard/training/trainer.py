@@ -4,7 +4,6 @@ Resuming is exact: the order of the data is a pure function of the step, and eve
 optimizer, random state, best score, checkpoints to average) is saved.
 """
 
-import inspect
 import json
 import math
 import time
@@ -16,11 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.config.config import TrainConfig
+from regard.config.run import TrainConfig
 from regard.data.batching import Batch
 from regard.errors import RunError, TrainError
 from regard.nn.loss import Loss, Trainable
-from regard.training.checkpoint import Tensors, average, fill, load_state, save_state, save_weights, weights
+from regard.training.checkpoint import (
+    Tensors,
+    average_weights,
+    fill_weights,
+    get_weights,
+    load_state,
+    save_state,
+    save_weights,
+)
 
 Score = dict[str, float]
 """Metric -> value; the first is the one that decides."""
@@ -30,8 +37,7 @@ Score = dict[str, float]
 class Event:
     """What the trainer reports."""
 
-    kind: str
-    """"step", "validation", "saved", "stopped", "done"; of a run also "sample" and "note"."""
+    kind: str  # "step", "validation", "saved", "stopped", "done"; of a run also "sample"
     step: int
     values: dict[str, Any]
 
@@ -45,52 +51,41 @@ class Progress:
     seconds: float = 0.0
     best: float | None = None
     best_step: int = 0
-    worse: int = 0
-    """Validations since the best."""
-    checkpoints: list[int] = field(default_factory=list)
-    """Steps of the weights files to average."""
+    worse: int = 0  # validations since the best
+    checkpoints: list[int] = field(default_factory=list)  # steps of the weights files to average
     precision: str = ""
     """The device and the kind of its products, which may have been measured: a resumed training stays with it."""
 
 
-def rate(step: int, config: TrainConfig) -> float:
+def learning_rate(step: int, config: TrainConfig) -> float:
     """The learning rate of update `step`, counted from 1."""
     if step < config.warmup:
-        return config.rate * step / config.warmup
+        return config.learning_rate * step / config.warmup
     match config.schedule:
         case "inverse sqrt":
-            return config.rate * math.sqrt(max(1, config.warmup) / step)
+            return config.learning_rate * math.sqrt(max(1, config.warmup) / step)
         case "cosine":
             done = (step - config.warmup) / max(1, config.steps - config.warmup)
-            return config.rate * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+            return config.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
         case "constant":
-            return config.rate
+            return config.learning_rate
 
 
-def optimizer_of(model: Trainable, config: TrainConfig) -> torch.optim.Optimizer:
+def make_optimizer(model: Trainable, config: TrainConfig) -> torch.optim.Optimizer:
     """Adam or AdamW over what is to be learned."""
-    kind = awake(torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW)
+    kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return kind(learned, lr=config.rate, betas=config.betas, weight_decay=config.weight_decay, fused=True)
+    return kind(learned, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay, fused=True)
 
 
-def awake(kind: type[torch.optim.Adam]) -> type[torch.optim.Adam]:
-    """The same optimizer, but one that does not import torch's compiler, for a second, when it begins: torch wraps
-    these methods so that they are never compiled, and here nothing is."""
-    names = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
-    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
-    return type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(inspect.unwrap(kind.step))})
-
-
-def learn(model: Trainable, group: Sequence[Batch], config: TrainConfig, kind: torch.dtype) -> Loss:
+def accumulate_gradients(model: Trainable, group: Sequence[Batch], config: TrainConfig, kind: torch.dtype) -> Loss:
     """Add the gradient of one update's batches, as of one large batch: each is divided by the tokens of all."""
     device = next(model.parameters()).device
     tokens = sum(batch.tokens for batch in group)
     total, plain = torch.zeros(()), torch.zeros(())
     for batch in group:
-        batch = Batch(*(tensor.to(device) for tensor in batch))
         with torch.autocast(device.type, kind, enabled=kind != torch.float32):
-            loss = model.loss(batch, config.smoothing)
+            loss: Loss = model(batch.to(device), config.label_smoothing)
         (loss.total / tokens).backward()  # type: ignore[no-untyped-call]
         total += loss.total.detach().cpu()
         plain += loss.plain.detach().cpu()
@@ -112,73 +107,73 @@ def train(
     """Train until the last step, the patience's end, or `stop()`; the run directory holds the best weights and the
     state. Resumes from the run's state if there is one. `batches(start)` are the updates from number `start` on, each
     as a list of batches."""
-    optimizer = optimizer_of(model, config)
+    optimizer = make_optimizer(model, config)
     progress = resume(model, optimizer, run)
     progress.precision = f"{next(model.parameters()).device.type} {str(precision).removeprefix('torch.')}"
     began = time.monotonic() - progress.seconds
     model.train()
     for group in batches(progress.step):
-        if progress.step >= config.steps or stop() or exhausted(progress, config):
+        if progress.step >= config.steps or stop() or is_exhausted(progress, config):
             break
         for settings in optimizer.param_groups:
-            settings["lr"] = rate(progress.step + 1, config)
-        loss = learn(model, group, config, precision)
-        norm = clip(optimizer, config.clip)
+            settings["lr"] = learning_rate(progress.step + 1, config)
+        loss = accumulate_gradients(model, group, config, precision)
+        norm = clip_gradient(optimizer, config.clip_norm)
         if not math.isfinite(float(loss.total)) or not math.isfinite(norm):
-            raise not_a_number(progress.step + 1, loss, norm, group)
+            raise explain_divergence(progress.step + 1, loss, norm, group)
         optimizer.step()
         optimizer.zero_grad()
         progress.step += 1
         progress.tokens += loss.tokens
         progress.seconds = time.monotonic() - began
-        report(Event("step", progress.step, described(loss, norm, config, progress)))
+        report(Event("step", progress.step, describe_update(loss, norm, config, progress)))
         due = progress.step % config.validate_every == 0 or progress.step == config.steps
         if due:
-            validated(model, config, run, progress, validate, better, report)
+            validate_model(model, config, run, progress, validate, better, report)
         if due or (config.save_every and progress.step % config.save_every == 0):
             progress.seconds = time.monotonic() - began
             save_all(model, optimizer, run, progress, report)
-    finished = progress.step >= config.steps or exhausted(progress, config)
+    finished = progress.step >= config.steps or is_exhausted(progress, config)
     if not finished:
         save_all(model, optimizer, run, progress, report)
     report(Event("done" if finished else "stopped", progress.step, asdict(progress)))
     return progress
 
 
-def described(loss: Loss, norm: float, config: TrainConfig, progress: Progress) -> dict[str, float]:
+def describe_update(loss: Loss, norm: float, config: TrainConfig, progress: Progress) -> dict[str, float]:
     """One update in numbers."""
     return {
         "loss": float(loss.total) / loss.tokens,
         "nats": float(loss.plain) / loss.tokens,
         "norm": norm,
-        "rate": rate(progress.step, config),
+        "rate": learning_rate(progress.step, config),
         "tokens": loss.tokens,
         "seconds": progress.seconds,
     }
 
 
-def clip(optimizer: torch.optim.Optimizer, most: float) -> float:
+def clip_gradient(optimizer: torch.optim.Optimizer, most: float) -> float:
     """Clip the norm of the whole gradient; returns what it was."""
     learned = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return float(torch.nn.utils.clip_grad_norm_(learned, most))
 
 
-def exhausted(progress: Progress, config: TrainConfig) -> bool:
+def is_exhausted(progress: Progress, config: TrainConfig) -> bool:
     """Whether patience has ended."""
     return config.patience is not None and progress.worse >= config.patience
 
 
-def not_a_number(step: int, loss: Loss, norm: float, group: Sequence[Batch]) -> TrainError:
+def explain_divergence(step: int, loss: Loss, norm: float, group: Sequence[Batch]) -> TrainError:
     """The error for a loss or gradient that is not finite."""
     shapes = ", ".join(f"{tuple(batch.source.shape)} -> {tuple(batch.answer.shape)}" for batch in group)
     return TrainError(
         f"the loss at step {step} is {float(loss.total) / loss.tokens} and its gradient's norm {norm} (batch of "
-        f"{shapes} ids). The last saved state is whole. Try a smaller train.rate, a longer train.warmup, "
-        "train.clip=1.0 or train.precision=float32."
+        f"{shapes} ids). The last saved state is whole. Try a smaller train.learning_rate, a longer train.warmup, "
+        "train.clip_norm=1.0 or train.precision=float32."
     )
 
 
-def validated(
+def validate_model(
     model: Trainable,
     config: TrainConfig,
     run: Path,
@@ -188,20 +183,20 @@ def validated(
     report: Callable[[Event], None],
 ) -> None:
     """Make a checkpoint, score the average of the last ones by real decoding, and keep it if it is the best."""
-    current = {name: tensor.clone() for name, tensor in weights(model).items()}
+    current = {name: tensor.clone() for name, tensor in get_weights(model).items()}
     mean: Tensors = current
     folder = run / "checkpoints"
-    if config.average > 1:
+    if config.average_checkpoints > 1:
         save_weights(folder / f"{progress.step}.safetensors", current, progress.step)
-        progress.checkpoints = [*progress.checkpoints, progress.step][-config.average :]
-        mean = average([folder / f"{step}.safetensors" for step in progress.checkpoints])
-    fill(model, mean, folder)
+        progress.checkpoints = [*progress.checkpoints, progress.step][-config.average_checkpoints :]
+        mean = average_weights([folder / f"{step}.safetensors" for step in progress.checkpoints])
+    fill_weights(model, mean, folder)
     model.eval()
     random = torch.get_rng_state()
     score = validate(model)
     torch.set_rng_state(random)
     model.train()
-    fill(model, current, folder)
+    fill_weights(model, current, folder)
     value = next(iter(score.values()))
     progress.worse += 1
     if progress.best is None or math.isnan(progress.best) or better(value, progress.best):
@@ -218,7 +213,7 @@ def save_all(
     report: Callable[[Event], None],
 ) -> None:
     """Save the resumable state; then weights that no average needs any more go."""
-    tensors = {f"model.{name}": tensor for name, tensor in weights(model).items()}
+    tensors = {f"model.{name}": tensor for name, tensor in get_weights(model).items()}
     for number, values in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{number}.{name}": tensor for name, tensor in values.items()}
     tensors["random"] = torch.get_rng_state()
@@ -239,7 +234,7 @@ def resume(model: Trainable, optimizer: torch.optim.Optimizer, run: Path) -> Pro
     for name, tensor in tensors.items():
         owner, _, rest = name.partition(".")
         groups.setdefault(owner, {})[rest] = tensor
-    fill(model, groups.get("model", {}), run / "state")
+    fill_weights(model, groups.get("model", {}), run / "state")
     state: dict[int, dict[str, Tensor]] = {}
     try:
         for name, tensor in groups.get("optimizer", {}).items():
@@ -252,7 +247,7 @@ def resume(model: Trainable, optimizer: torch.optim.Optimizer, run: Path) -> Pro
         raise RunError(f"{run}/state is damaged: {error}. Train anew, or put another copy of it there.") from error
 
 
-def append(path: Path, event: Event) -> None:
+def append_event(path: Path, event: Event) -> None:
     """Add an event to a JSON-lines file."""
     try:
         with path.open("a", encoding="utf-8") as file:

@@ -1,32 +1,21 @@
-"""The equation against loops, algebra and torch (B1 to B6)."""
+"""The equation against loops, algebra and torch (B1 to B5)."""
 
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import EXACT, attend_slowly, rival, shaken, three_maps
+from oracles import EXACT, attend_slowly, hardmax
 from oracles import exact as exact
-from torch import nn
 from torch.autograd import gradcheck
 from torch.func import functional_call
 from torch.testing import assert_close
 
+from regard.attention.equation import KeyValues, attend, attend_fast, fused_is_faster
 from regard.attention.masks import causal, padding
-from regard.attention.positions import linear_bias, rotary
-from regard.nn.attention import (
-    Additive,
-    Memory,
-    attend,
-    biased,
-    context,
-    dot,
-    fused_is_faster,
-    multi_head,
-    one_head,
-    scaled_dot,
-    softmax,
-)
+from regard.attention.normalizers import softmax
+from regard.attention.scores import biased, dot, scaled_dot
+from regard.nn.attention import Additive
 
 pytestmark = pytest.mark.usefixtures("exact")
 
@@ -116,7 +105,7 @@ def test_hidden_keys_do_not_matter(junk):
 def test_a_blind_query_gets_zeros_and_finite_gradients(keys):
     inputs, mask = drawn(key=keys, learning=True), random_mask(key=keys, blind=True)
     query, *memory = inputs
-    seen = context(query, Memory(*memory), mask, scaled_dot)
+    seen = attend_fast(query, KeyValues(*memory), mask, score=scaled_dot, normalize=softmax)
     assert not seen[1, :, 1].any()
     assert seen[0].any(-1).all()
     seen.square().sum().backward()
@@ -162,24 +151,45 @@ def test_a_bias_joins_the_scores():
     assert biased(dot, bias)(query.float(), keys.float()).dtype == torch.float32
 
 
+def test_another_normalizer_decides_the_weights():
+    (query, keys, values), mask = drawn(), random_mask(blind=True)
+    found = attend(query, keys, values, mask, normalize=hardmax)
+    scores = scaled_dot(query, keys).masked_fill(~mask, -torch.inf)
+    best = values.gather(-2, scores.argmax(-1, keepdim=True).expand(-1, -1, -1, VALUE))
+    assert_close(found.context, best * mask.any(-1, keepdim=True), **EXACT)
+    assert_close(found.weights.sum(-1), mask.any(-1).double(), **EXACT)
+
+
+def test_more_keys_are_appended_and_heads_repeated():
+    first, second = (KeyValues(torch.randn(2, 3, n, 5), torch.randn(2, 3, n, 7)) for n in (4, 2))
+    both = first.append(*second)
+    for one, parts in zip(both, zip(first, second, strict=True), strict=True):
+        assert torch.equal(one, torch.cat(parts, dim=-2))
+    assert both.repeat_heads(3) is both
+    for one, own in zip(both.repeat_heads(6), both, strict=True):
+        assert torch.equal(one, own[:, [0, 0, 1, 1, 2, 2]])
+
+
 # --- the fast path ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
-@pytest.mark.parametrize("mask", ["none", "causal", "padding", "random", "blind"])
+@pytest.mark.parametrize("mask", ["none", "causal", "causal square", "padding", "random", "blind"])
 def test_fused_equals_plain(mask, dtype, near, monkeypatch):
     fused, calls = F.scaled_dot_product_attention, []
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *inputs: calls.append(1) or fused(*inputs))
-    inputs = [part.to(dtype).requires_grad_() for part in drawn(key=263)]
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *given, **by: calls.append(by) or fused(*given, **by))
+    square = mask == "causal square"
+    inputs = [part.to(dtype).requires_grad_() for part in drawn(query=263 if square else QUERY, key=263)]
     chosen = {
         "none": None,
         "causal": causal(QUERY, 263),
+        "causal square": causal(263, 263, inputs[0].device),
         "padding": padding(torch.tensor([0, 101]), 263),
         "random": random_mask(key=263),
         "blind": random_mask(key=263, blind=True),
     }[mask]
-    found = context(inputs[0], Memory(*inputs[1:]), chosen, scaled_dot)
-    assert calls
+    found = attend_fast(inputs[0], KeyValues(*inputs[1:]), chosen, score=scaled_dot, normalize=softmax)
+    assert calls == [{"is_causal": True} if square else {}]  # the kernel knows that mask itself
     wanted = attend(*inputs, chosen).context
     assert_close(found, wanted, rtol=0, atol=near)
     pull = torch.randn_like(wanted)
@@ -189,12 +199,13 @@ def test_fused_equals_plain(mask, dtype, near, monkeypatch):
 
 def test_the_plain_path_serves_the_rest(monkeypatch):
     monkeypatch.setattr(F, "scaled_dot_product_attention", None)
-    for query, keys, values, score in (
-        (*drawn(5, 263), dot),
-        (torch.randn(131, 2, 1, 3), torch.randn(131, 2, 7, 3), torch.randn(131, 2, 7, 5), scaled_dot),
+    for query, keys, values, score, normalize in (
+        (*drawn(5, 263), dot, softmax),
+        (*drawn(5, 263), scaled_dot, hardmax),
+        (torch.randn(131, 2, 1, 3), torch.randn(131, 2, 7, 3), torch.randn(131, 2, 7, 5), scaled_dot, softmax),
     ):
-        found = context(query, Memory(keys, values), None, score)
-        assert_close(found, attend(query, keys, values, score=score).context, **EXACT)
+        found = attend_fast(query, KeyValues(keys, values), None, score=score, normalize=normalize)
+        assert_close(found, attend(query, keys, values, score=score, normalize=normalize).context, **EXACT)
 
 
 def test_the_choice_is_the_one_that_was_measured():
@@ -219,103 +230,3 @@ def test_without_scaling_the_softmax_peaks_and_gradients_vanish():
     assert entropy[scaled_dot] > 0.8 * math.log(31)
     assert entropy[dot] < 0.05 * math.log(31)
     assert slope[dot] < 0.1 * slope[scaled_dot]
-
-
-# --- with weights ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mask", ["none", "padding", "causal", "both"])
-@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
-def test_multi_head_is_the_one_of_torch(cross, mask):
-    ours = shaken(multi_head(15, 3))
-    inputs = torch.randn(2, 5, 15)
-    source = torch.randn(2, 7, 15) if cross else inputs
-    keys, lengths = source.shape[1], torch.tensor([3, source.shape[1]])
-    hidden = padding(lengths, keys) if mask in ("padding", "both") else None
-    ahead = causal(5, keys) if mask in ("causal", "both") else None
-    joined = hidden if ahead is None else ahead if hidden is None else ahead & hidden
-    found = ours(ours.ask(inputs), ours.remember(source), joined)
-    wanted, weights = rival(ours)(
-        inputs,
-        source,
-        source,
-        key_padding_mask=None if hidden is None else ~hidden[:, 0, 0],
-        attn_mask=None if ahead is None else ~ahead,
-        average_attn_weights=False,
-    )
-    assert_close(found, wanted, **EXACT)
-    assert_close(ours.weights(ours.ask(inputs), ours.remember(source), joined), weights, **EXACT)
-
-
-def test_multi_head_without_bias_is_two_matrices():
-    assert [tuple(part.shape) for part in multi_head(15, 3, bias=False).parameters()] == [(45, 15), (15, 15)]
-    assert not any(part.bias.any() for part in (multi_head(15, 3).maps, multi_head(15, 3).output))
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_one_product_gives_what_three_give(bias):
-    layer = shaken(multi_head(12, 3, bias=bias))
-    inputs = torch.randn(2, 5, 12)
-    queries, memory = layer.both(inputs)
-    assert_close(queries, layer.ask(inputs), **EXACT)
-    for found, wanted in zip(memory, layer.remember(inputs), strict=True):
-        assert_close(found, wanted, **EXACT)
-
-
-@pytest.mark.parametrize("order", ["none", "rotary", "linear"])
-@pytest.mark.parametrize("keys", [7, 263], ids=["plain", "fused"])
-def test_the_weights_are_those_that_forward_used(order, keys):
-    layer = shaken(multi_head(12, 3, order=order))
-    queries, memory = layer.both(torch.randn(2, 5, 12), layer.both(torch.randn(2, keys - 5, 12))[1])
-    mask = padding(torch.tensor([keys - 2, keys]), keys)
-    weights = layer.weights(queries, memory, mask)
-    assert weights.shape == (2, 3, 5, keys)
-    assert_close(weights.sum(-1), torch.ones(2, 3, 5), **EXACT)
-    mixed = (weights @ memory.values).transpose(1, 2).flatten(2)
-    assert_close(layer(queries, memory, mask), layer.output(mixed), **EXACT)
-
-
-@pytest.mark.parametrize("order", ["rotary", "linear"])
-def test_the_last_query_stands_at_the_last_key(order):
-    layer = shaken(multi_head(12, 3, order=order))
-    inputs = torch.randn(2, 7, 12)
-    whole = layer(*layer.both(inputs))
-    later = layer(*layer.both(inputs[:, 4:], layer.both(inputs[:, :4])[1]))
-    assert_close(later, whole[:, 4:], **EXACT)
-
-
-def test_order_by_hand():
-    inputs = torch.randn(1, 5, 12)
-    turned, sloped = (shaken(multi_head(12, 3, order=order)) for order in ("rotary", "linear"))
-    query, keys = (part(inputs).view(1, 5, 3, 4).transpose(1, 2) for part in three_maps(turned)[:2])
-    scores = rotary(query) @ rotary(keys).mT / 2
-    assert_close(turned.weights(*turned.both(inputs)), scores.softmax(-1), **EXACT)
-    query, keys = (part(inputs).view(1, 5, 3, 4).transpose(1, 2) for part in three_maps(sloped)[:2])
-    far = (torch.arange(5) - torch.arange(5)[:, None]).abs()
-    scores = query @ keys.mT / 2 + linear_bias(3, far)
-    assert_close(sloped.weights(*sloped.both(inputs)), scores.softmax(-1), **EXACT)
-
-
-@pytest.mark.parametrize("score", ["dot", "scaled dot", "general", "additive"])
-def test_one_head_by_hand(score):
-    layer, state, states = shaken(one_head(5, score)), torch.randn(5), torch.randn(7, 5)
-    match score:
-        case "dot":
-            energies = [state @ other for other in states]
-        case "scaled dot":
-            energies = [state @ other / math.sqrt(5) for other in states]
-        case "general":
-            energies = [state @ layer.maps.key.weight @ other for other in states]
-        case "additive":
-            asked = layer.maps.query.weight @ state + layer.maps.query.bias
-            energies = [layer.score.vector @ torch.tanh(asked + layer.maps.key.weight @ other) for other in states]
-    weights = torch.stack(energies).softmax(0)
-    memory = layer.remember(states[None])
-    assert_close(layer.weights(layer.ask(state[None, None]), memory)[0, 0, 0], weights, **EXACT)
-    assert_close(layer(layer.ask(state[None, None]), memory)[0, 0], weights @ states, **EXACT)
-
-
-def test_one_head_learns_only_what_its_score_has():
-    shapes = {name: [tuple(part.shape) for part in one_head(5, name).parameters()] for name in ("dot", "general")}
-    assert shapes == {"dot": [], "general": [(5, 5)]}
-    assert isinstance(one_head(5, "additive").score, nn.Module)

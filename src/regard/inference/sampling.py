@@ -1,7 +1,8 @@
-"""Searching for outputs. Nothing here asks what the model is: it has `start` and `step`, and states are row-first.
+"""Greedy search and sampling; and which search a configuration asks for.
 
-An output ends with <eos>; one that has reached its limit may only end. A hypothesis is ranked by its log-probability
-over ((5 + length) / 6) ** alpha, its length counting <eos> (Wu 2016).
+Nothing here asks what the model is: it has `start` and `step`, and states are row-first. An output ends with <eos>; one
+that has reached its limit may only end. A hypothesis is ranked by its log-probability over ((5 + length) / 6) ** alpha,
+its length counting <eos> (Wu 2016).
 """
 
 import itertools
@@ -11,16 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from regard.config.config import DecodeConfig
+from regard.config.run import DecodeConfig
 from regard.data.vocabulary import EOS
 from regard.errors import RunError
-from regard.inference.beam_search import Found, beam_search, begun
-from regard.inference.constraints import BROKEN, Asked, Hypothesis, allowed, asked, penalty
-from regard.tasks.models import State, Steppable, rows
+from regard.inference.beam_search import Found, beam_search, first_tokens
+from regard.inference.constraints import BROKEN, Sources, apply_constraints, length_penalty, make_sources
+from regard.nn.state import Hypothesis, State, Steppable, select_rows
 
 Choose = Callable[[Tensor, int], Tensor]
 """Log-probabilities (rows, vocab) at a step -> tokens (rows,)."""
-Tell = Callable[[int, int, float], bool]
+OnToken = Callable[[int, int, float], bool]
 """Gets a sentence's number, its next token and that one's log-probability, as they come; True ends the sentence."""
 
 
@@ -33,31 +34,32 @@ def decode(
     best: int = 1,
     prefixes: Sequence[Sequence[int]] | None = None,
     most: int | Tensor | None = None,
-    tell: Tell | None = None,
+    on_token: OnToken | None = None,
 ) -> list[list[Hypothesis]]:
     """The `best` outputs of every source (sentences, source), best first; samples come in the order they were drawn.
     The answer to a source does not depend on what else is in the batch. No output has more than `most` tokens; a limit
-    for all, or (sentences,). `tell` hears of every token, as `walk` says; with beams, there is nothing to tell."""
-    steps = flow(model, asked(source, lengths, config, prefixes, most), config, best=best, tell=tell)
+    for all, or (sentences,). `on_token` hears of every token, as `generate_tokens` says; beam search tells none."""
+    steps = generate(model, make_sources(source, lengths, config, prefixes, most), config, best=best, on_token=on_token)
     found = dict(filter(None, steps))
     return [found[row] for row in range(len(source))]
 
 
-def flow(
-    model: Steppable, sources: Asked, config: DecodeConfig, *, best: int = 1, tell: Tell | None = None
+def generate(
+    model: Steppable, sources: Sources, config: DecodeConfig, *, best: int = 1, on_token: OnToken | None = None
 ) -> Iterator[Found]:
     """As `decode`: the place of each sentence and its outputs, as soon as it is finished; None behind every step."""
     if config.sample and best > 1:
         drawn: dict[int, list[Hypothesis]] = {}
         for number in range(best):
-            for one in walk(model, sources, sampler(config, number), config, tell):
+            for one in generate_tokens(model, sources, sampler(config, number), config, on_token):
                 if one is None:
                     yield None
                 else:
                     drawn.setdefault(one[0], []).extend(one[1])
         yield from drawn.items()
-    elif config.sample or (config.beam == 1 and best == 1):
-        yield from walk(model, sources, sampler(config, 0) if config.sample else greedy, config, tell)
+    elif config.sample or (config.beam_size == 1 and best == 1):
+        choose = sampler(config, 0) if config.sample else greedy
+        yield from generate_tokens(model, sources, choose, config, on_token)
     else:
         yield from beam_search(model, sources, config, best)
 
@@ -98,42 +100,41 @@ def sampler(config: DecodeConfig, number: int) -> Choose:
 
 
 @torch.inference_mode()
-def walk(
-    model: Steppable, sources: Asked, choose: Choose, config: DecodeConfig, tell: Tell | None = None
+def generate_tokens(
+    model: Steppable, sources: Sources, choose: Choose, config: DecodeConfig, on_token: OnToken | None = None
 ) -> Iterator[Found]:
-    """Choose token after token; a sentence that has ended leaves the batch. One that `tell` ends has its last token in
-    the place of <eos>. None comes behind every step."""
-    state, limits = model.start(sources.source, sources.lengths), sources.limits
-    alive = [(row, Hypothesis([], 0.0, [])) for row in range(len(sources.source))]
-    tokens = begun(state, sources)
+    """Choose token after token; a sentence that has ended leaves the batch. One that `on_token` ends has its last token
+    in the place of <eos>. None comes behind every step."""
+    state, constraints = model.start(sources.source, sources.lengths), sources.constraints
+    alive: list[tuple[int, list[int], list[float]]] = [(row, [], []) for row in range(len(sources.source))]
+    tokens = first_tokens(state, sources)
     for step in itertools.count():
         scores, state = model.step(tokens, state)
-        written = [output.tokens for _, output in alive] if config.no_repeat else []
-        scores = allowed(scores, step, limits, written, config.no_repeat)
+        written = [ids for _, ids, _ in alive] if config.no_repeat_ngram else []
+        scores = apply_constraints(scores, step, constraints, written, config.no_repeat_ngram)
         tokens = choose(scores, step)
         chances = scores.gather(1, tokens[:, None])[:, 0].tolist()
         keep = []
         for place, (token, chance) in enumerate(zip(tokens.tolist(), chances, strict=True)):
             if math.isnan(chance):
                 raise RunError(BROKEN)
-            number, output = alive[place]
-            output.tokens.append(token)
-            output.logprobs.append(chance)
-            told = tell is not None and tell(number, token, chance)
-            if token != EOS and not told:
+            number, ids, logprobs = alive[place]
+            ids.append(token)
+            logprobs.append(chance)
+            ended = on_token is not None and on_token(number, token, chance)
+            if token != EOS and not ended:
                 keep.append(place)
             else:
-                yield number, [scored(output, config.length_penalty)]
+                yield number, [make_hypothesis(ids[:-1], logprobs, config.length_penalty)]
         if not keep:
             return
         if len(keep) < len(alive):
             alive, places = [alive[place] for place in keep], torch.tensor(keep, device=tokens.device)
-            tokens, limits = rows((tokens, limits), places)
-            state = State(rows(state.source, places), rows(state.past, places))
+            tokens, constraints = select_rows((tokens, constraints), places)
+            state = State(select_rows(state.source, places), select_rows(state.cache, places))
         yield None
 
 
-def scored(output: Hypothesis, alpha: float) -> Hypothesis:
-    """A hypothesis that has ended: without <eos>, and with its score."""
-    score = sum(output.logprobs) / penalty(float(len(output.logprobs)), alpha)
-    return Hypothesis(output.tokens[:-1], score, output.logprobs)
+def make_hypothesis(tokens: list[int], logprobs: list[float], alpha: float) -> Hypothesis:
+    """An output with the log-probabilities of its tokens and of <eos>, and its score."""
+    return Hypothesis(tokens, sum(logprobs) / length_penalty(float(len(logprobs)), alpha), logprobs)

@@ -1,0 +1,221 @@
+"""What a model is made of: the settings of `[model]`, one class per kind.
+
+Which kinds there are is a table; `regard.tasks.register` adds to it.
+"""
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from regard.config.settings import Count, Settings, Share
+
+if TYPE_CHECKING:
+    from regard.config.run import Config
+
+
+class ModelConfig(Settings):
+    """What every kind of model has: a `kind`, by which it is chosen, and an opinion about the rest of the run."""
+
+    kind: Any
+
+    def check(self, config: "Config") -> None:
+        """Raise a ValueError where the rest of a run's settings contradicts this model."""
+        if config.text.target is not None and config.text.target.kind == "label":
+            raise ValueError(f"a model of kind {self.kind} has no labels: change text.target")
+
+
+def check_labels(model: ModelConfig, config: "Config", *, separated: bool = False) -> None:
+    """Raise a ValueError unless the targets of a model are labels; with `separated`, several in one text."""
+    target = config.text.target
+    if target is None or target.kind != "label":
+        raise ValueError(f'a model of kind {model.kind} needs text.target = {{ kind = "label" }}')
+    if separated and not target.separator:
+        raise ValueError('model.multi_label needs what stands between two labels: text.target.separator = ","')
+    if target.separator and not separated:
+        raise ValueError("text.target.separator is for classifiers of several labels: set model.multi_label = true")
+
+
+# --- sequence to sequence --------------------------------------------------------------------------------------------
+
+
+class Seq2SeqConfig(ModelConfig):
+    """What every sequence-to-sequence model shares."""
+
+    dropout: Share = 0.1
+    """Dropout probability."""
+    tie_embeddings: bool = True
+    """Use the target embedding as the output layer; with one vocabulary, as the source embedding too."""
+    source_vectors: str | None = None
+    """A text file of word vectors (as word2vec, GloVe and fastText ship them) for the source embedding."""
+    target_vectors: str | None = None
+    """The same for the target."""
+    freeze_vectors: bool = False
+    """Do not train an embedding that was loaded, or counted from text.raw; its random rows stay as they are, too."""
+
+
+class RNNConfig(Seq2SeqConfig):
+    """Recurrent encoder and decoder, with attention unless that is "none"."""
+
+    kind: Literal["rnn"]
+    cell: Literal["rnn", "gru", "lstm"] = "gru"
+    """The recurrent cell."""
+    size: Count = 256
+    """Size of the hidden states; a bidirectional encoder gives half of it to each direction."""
+    embedding: Count = 256
+    """Size of the token embeddings."""
+    layers: Count = 1
+    """Recurrent layers of the encoder, and of the decoder."""
+    bidirectional: bool = True
+    """Whether the encoder reads from both ends."""
+    attention: Literal["none", "dot", "scaled dot", "general", "additive"] = "additive"
+    """The attention score: Bahdanau's is additive, Luong's are dot and general."""
+
+    @model_validator(mode="after")
+    def directions_divide_size(self) -> "RNNConfig":
+        if self.bidirectional and self.size % 2:
+            raise ValueError(f"size {self.size} is odd, and a bidirectional encoder gives half to each direction")
+        return self
+
+
+# --- Transformers ----------------------------------------------------------------------------------------------------
+
+
+class BlockConfig(ModelConfig):
+    """What every Transformer shares."""
+
+    size: Count = 512
+    """Model dimension (d_model)."""
+    feedforward: Count = 2048
+    """Inner size of the feed-forward layers (d_ff)."""
+    heads: Count = 8
+    """Attention heads; each has size / heads dimensions."""
+    kv_heads: Count | None = None
+    """Heads of keys and values (grouped-query attention); None: as many as `heads`."""
+    norm: Literal["pre", "post"] = "pre"
+    """Pre-norm or post-norm blocks."""
+    norm_kind: Literal["layer", "rms"] = "layer"
+    """LayerNorm or RMSNorm."""
+    norm_epsilon: Annotated[float, Field(gt=0)] = 1e-5
+    """Added to the variance in a norm."""
+    activation: Literal["relu", "gelu", "gelu tanh", "silu"] = "relu"
+    """Activation of the feed-forward layers."""
+    gated: bool = False
+    """Gated feed-forward layers (GLU, Shazeer 2020): with silu, SwiGLU."""
+    positions: Literal["sinusoidal", "learned", "rotary", "alibi", "none"] = "sinusoidal"
+    """How tokens know their order: position vectors that are added (sinusoidal, learned), rotated queries and keys
+    (rotary, RoPE), or a bias linear in distance (ALiBi)."""
+    rotary_base: Annotated[float, Field(gt=0)] = 10_000.0
+    """Base of the rotary frequencies (rope_theta)."""
+    bias: bool = True
+    """Whether the linear layers of blocks have a bias, and the output layer of a language model learns one."""
+    embedding_scale: bool = True
+    """Multiply embeddings by the square root of the size."""
+    embedding_norm: bool = False
+    """Normalize embeddings after positions are added."""
+    dropout: Share = 0.1
+    """Dropout probability."""
+
+    @model_validator(mode="after")
+    def heads_divide_size(self) -> "BlockConfig":
+        if self.size % self.heads:
+            raise ValueError(f"size {self.size} is not a multiple of heads {self.heads}")
+        if self.kv_heads and self.heads % self.kv_heads:
+            raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+        if self.positions == "rotary" and self.size // self.heads % 2:
+            raise ValueError(f"rotary positions rotate pairs: size / heads = {self.size // self.heads} must be even")
+        return self
+
+
+class TransformerConfig(BlockConfig, Seq2SeqConfig):
+    """Encoder-decoder Transformer."""
+
+    kind: Literal["transformer"]
+    encoder_layers: Count = 6
+    """Blocks of the encoder."""
+    decoder_layers: Count = 6
+    """Blocks of the decoder."""
+    pointer_generator: bool = False
+    """Whether the output may copy tokens of the source: a learned share of every step's probability is that step's
+    attention to the source (pointer-generator, See 2017). Needs one vocabulary for both sides."""
+
+    def check(self, config: "Config") -> None:
+        super().check(config)
+        if self.pointer_generator and config.text.target is not None:
+            raise ValueError("model.pointer_generator needs one vocabulary for both sides: leave text.target out")
+
+
+class LanguageModelConfig(BlockConfig):
+    """Decoder-only Transformer: continues texts."""
+
+    kind: Literal["language model"]
+    layers: Count = 6
+    """Blocks."""
+    tie_embeddings: bool = True
+    """Use the embedding as the output layer."""
+    add_bos: bool = True
+    """Whether every document begins with <bos>; False: a prompt may come from anywhere in a text."""
+    source_vectors: str | None = None
+    """A text file of word vectors for the embedding."""
+    freeze_vectors: bool = False
+    """Do not train an embedding that was loaded or counted."""
+
+
+class EncoderConfig(BlockConfig):
+    """Transformer encoder: gives every token, and the whole text, a vector."""
+
+    kind: Literal["encoder"]
+    layers: Count = 6
+    """Blocks."""
+    source_vectors: str | None = None
+    """A text file of word vectors for the embedding."""
+    freeze_vectors: bool = False
+    """Do not train an embedding that was loaded or counted."""
+    conv_window: Annotated[int, Field(ge=0)] = 0
+    """Neighbours on either side that a convolution mixes into every token before the blocks; 0: no convolution."""
+    word_dropout: Share = 0.0
+    """Probability with which training replaces a token by <unk>."""
+    pretrained: str | None = None
+    """A run (of kind encoder, as `regard import` makes) whose vocabulary, form and weights this encoder begins with."""
+
+
+class ClassifierConfig(EncoderConfig):
+    """Encoder and classes."""
+
+    kind: Literal["classifier"]  # type: ignore[assignment]
+    pooling: Literal["classes", "mean", "cls"] = "classes"
+    """classes: every class attends to the text with a learned query of its own; mean: over all tokens; cls: the first
+    token."""
+    multi_label: bool = False
+    """Whether a text may have several labels, or none."""
+    ensemble_size: Count = 1
+    """Models that are trained side by side from different first weights; the answer is the mean of their probabilities
+    (deep ensemble, Lakshminarayanan 2017). A model that begins with a `pretrained` run is alone."""
+
+    def check(self, config: "Config") -> None:
+        check_labels(self, config, separated=self.multi_label)
+
+
+class ReaderConfig(EncoderConfig):
+    """Encoder of question and context for question answering; the question attends to the context."""
+
+    kind: Literal["reader"]  # type: ignore[assignment]
+    answer: Literal["word", "span"] = "span"
+    """span: a part of the context; word: an entry of the target vocabulary."""
+    max_answer_length: Count = 30
+    """Tokens of a span at most; training examples with longer ones are dropped, and counted."""
+    unit: Literal["token", "sentence"] = "token"
+    """What the encoder's blocks see of the context: tokens, or whole sentences, each as one vector."""
+    share_layers: bool = False
+    """Whether all layers share the weights of one block (Universal Transformer, Dehghani 2019)."""
+
+    @model_validator(mode="after")
+    def spans_are_tokens(self) -> "ReaderConfig":
+        if self.answer == "span" and self.unit == "sentence":
+            raise ValueError('an answer that is a span needs unit = "token"')
+        return self
+
+    def check(self, config: "Config") -> None:
+        if self.answer == "word":
+            check_labels(self, config)
+        else:
+            super().check(config)

@@ -1,0 +1,37 @@
+"""What stands on the two sides of an attention map: tokens, each with the characters it came from."""
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from regard.data.encoding import Encoded
+from regard.data.vocabulary import EOS, SPECIAL, UNK, Vocabulary
+
+
+class Piece(NamedTuple):
+    """A token and the characters it came from; a special one came from none."""
+
+    text: str
+    start: int
+    end: int
+
+
+Tokens = dict[str, list[Piece]]
+"""The three axes of docs/maps.md: key, query, input."""
+
+
+def read_pieces(source: Encoded) -> list[Piece]:
+    """A source's tokens; special ones by their names."""
+    pairs = zip(source.ids, source.offsets, strict=True)
+    return [Piece(SPECIAL[i] if i <= EOS and i != UNK else source.text[a:b], a, b) for i, (a, b) in pairs]
+
+
+def written_pieces(vocabulary: Vocabulary, ids: list[int], text: str, prompt: Sequence[int] = ()) -> list[Piece]:
+    """The characters that each token of an output brought; one that does not complete a character brought none."""
+    ends = [0]
+    for count in range(1, len(ids) + 1):
+        begun = vocabulary.continued(prompt, ids[:count])
+        while not text.startswith(begun):
+            begun = begun[:-1]
+        ends.append(max(ends[-1], len(begun)))
+    return [Piece(text[start:end], start, end) for start, end in itertools.pairwise(ends)]

@@ -1,0 +1,59 @@
+"""Every task, small and untrained: its task object, its model, something to ask it and an answer of its form."""
+
+import torch
+from oracles import entries
+
+from regard.config.data import DocumentData, LabelledData, ReverseData, SquadData
+from regard.config.run import Config
+from regard.config.text import TextConfig, Tokenization
+from regard.data.vocabulary import EOS, Vocabularies, Vocabulary
+from regard.tasks import make_task
+from regard.tasks.task import Answer, Token
+
+LETTERS = entries(12)
+LABELS = Vocabulary.learn(["good", "bad"], Tokenization(kind="label"))
+BLOCKS = {"size": 12, "heads": 3, "feedforward": 7}
+PAIRS, TEXTS = ReverseData(kind="reverse"), DocumentData(kind="text", train=("x",))
+LABELLED, QUESTIONS = LabelledData(kind="labelled", train=("x",)), SquadData(kind="squad", train=("x",))
+KINDS = {
+    "rnn": (PAIRS, {"kind": "rnn", "size": 6, "embedding": 5}),
+    "rnn without attention": (PAIRS, {"kind": "rnn", "size": 6, "embedding": 5, "attention": "none"}),
+    "transformer": (PAIRS, {"kind": "transformer", "encoder_layers": 2, "decoder_layers": 1, **BLOCKS}),
+    "pointer-generator": (
+        PAIRS,
+        {"kind": "transformer", "pointer_generator": True, "encoder_layers": 1, "decoder_layers": 2, **BLOCKS},
+    ),
+    "language model": (TEXTS, {"kind": "language model", "layers": 2, **BLOCKS}),
+    "encoder": (LABELLED, {"kind": "encoder", "layers": 2, **BLOCKS}),
+    "classifier": (LABELLED, {"kind": "classifier", "layers": 2, **BLOCKS}),
+    "ensemble": (LABELLED, {"kind": "classifier", "layers": 1, "ensemble_size": 2, **BLOCKS}),
+    "classifier by the mean": (LABELLED, {"kind": "classifier", "layers": 1, "pooling": "mean", **BLOCKS}),
+    "reader of spans": (QUESTIONS, {"kind": "reader", "layers": 2, **BLOCKS}),
+    "reader of words": (QUESTIONS, {"kind": "reader", "layers": 2, "answer": "word", **BLOCKS}),
+    "reader of sentences": (
+        QUESTIONS,
+        {"kind": "reader", "layers": 2, "answer": "word", "unit": "sentence", "share_layers": True, **BLOCKS},
+    ),
+}
+LABELLED_KINDS = ("classifier", "ensemble", "classifier by the mean", "reader of words", "reader of sentences")
+
+
+def made(kind):
+    """A task and its model."""
+    data, model = KINDS[kind]
+    target = Tokenization(kind="label") if kind in LABELLED_KINDS else None
+    text = TextConfig(source=Tokenization(kind="char"), target=target, max_length=30)
+    task = make_task(Config(data=data, model=model, text=text), Vocabularies(LETTERS, LABELS if target else LETTERS))
+    torch.manual_seed(1)
+    return task, task.build().eval()
+
+
+def a_source(task):
+    """Something that a task can be asked, by the fields of its form."""
+    return task.make_source({field["name"]: "abc de" for field in task.form.fields})
+
+
+def an_answer(task):
+    """An answer of the form that a task's have."""
+    written = [Token("a", -1.0, 4), Token("b", -1.0, 5), Token("", -1.0, EOS)]
+    return Answer("ab", -1.0, written if task.form.answer == "line" else [])

@@ -1,0 +1,228 @@
+"""What every task says of itself: its table, its form, its export; and what one that says nothing does."""
+
+import json
+
+import pytest
+import torch
+from every_task import KINDS, LETTERS, PAIRS, a_source, an_answer, made
+
+from regard.config.run import MODELS, Config, DecodeConfig
+from regard.data.batching import Row, collate
+from regard.data.examples import Dropped, Example, Ledger, Question
+from regard.data.vocabulary import EOS, Vocabularies
+from regard.errors import ConfigError, InputError
+from regard.explain.recorder import watch
+from regard.nn.attention import Attention
+from regard.tasks import TASKS, find_task
+from regard.tasks.task import Answer, Architecture, Task
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_model_has_a_task_that_serves_it():
+    assert set(TASKS) == set(MODELS) == {model["kind"] for _, model in KINDS.values()}
+    for kind, task in TASKS.items():
+        assert MODELS[kind] in task.kinds
+        assert task.verb
+
+
+@every_kind
+def test_a_task_is_found_by_the_kind_of_its_model(kind):
+    task, _ = made(kind)
+    assert type(task) is find_task(task.config) is TASKS[task.config.model.kind]
+    assert (task.source, task.target) == tuple(task.vocabularies)
+
+
+# --- forms -----------------------------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_a_form_is_json(kind):
+    form = made(kind)[0].form
+    tree = form._asdict()
+    assert json.loads(json.dumps(tree)) == tree
+    assert set(tree) == set(form._fields)
+    assert all(set(one) == {"name", "label", "rows"} for one in tree["fields"])
+    assert all(set(one) == {"axis", "title"} for one in tree["lines"])
+    assert all(set(one) == {"rows", "columns", "title", "layered"} for one in tree["groups"])
+
+
+@every_kind
+def test_a_form_speaks_english_and_korean(kind):
+    form = made(kind)[0].form
+    named = [form.submit, form.empty, *(one["label"] for one in form.fields)]
+    for words in (*named, *(one["title"] for one in (*form.lines, *form.groups))):
+        assert list(words) == ["en", "ko"]
+        assert all(words.values())
+
+
+@every_kind
+def test_groups_name_every_pair_of_rows_and_columns_that_attentions_have(kind):
+    task, model = made(kind)
+    pairs = [(group["rows"], group["columns"]) for group in task.form.groups]
+    assert len(set(pairs)) == len(pairs)
+    found = {module.axes for module in model.modules() if isinstance(module, Attention)}
+    assert found <= set(pairs)
+    if kind in ("transformer", "pointer-generator", "language model", "encoder", "classifier", "reader of spans"):
+        assert found == set(pairs)  # nothing is announced that is never there
+
+
+@every_kind
+def test_maps_are_as_large_as_the_axes_that_attentions_name(kind):
+    """One pass over an answer, as a look makes it: the rows and columns of every map are tokens."""
+    task, model = made(kind)
+    (source,) = task.encode([a_source(task)])
+    answer, sizes, rows = an_answer(task), {}, {}
+
+    def seen(name, attention, queries, kv, mask):
+        rows[name] = rows.get(name, 0) + queries.shape[-2] if attention.kind != "self" else queries.shape[-2]
+        sizes[name] = (attention.axes, rows[name], kv.keys.shape[-2])
+
+    with torch.inference_mode(), watch(model, seen):
+        task.run(model, task.replay(source, answer))
+    tokens = task.axes(source, answer)
+    assert set(tokens) == {"key", "query", "input"}
+    assert {line["axis"] for line in task.form.lines} <= {axis for axis, pieces in tokens.items() if pieces}
+    assert bool(sizes) == (kind != "rnn without attention")
+    for name, (axes, queries, keys) in sizes.items():
+        assert (queries, keys) == (len(tokens[axes.rows]), len(tokens[axes.columns])), name
+
+
+@every_kind
+def test_fields_of_a_form_make_a_source(kind):
+    task, _ = made(kind)
+    source = a_source(task)
+    assert isinstance(source, Question) == (task.config.model.kind == "reader")
+    task.check_source(source, "text 1")
+    assert task.parse(str(source)) == source
+    with pytest.raises(InputError, match=f"nonsense came, but this model's task is to {task.verb}: send "):
+        task.make_source({"nonsense": "a"})
+
+
+@every_kind
+def test_settings_of_a_form_are_known(kind):
+    form = made(kind)[0].form
+    assert set(form.settings) <= {*DecodeConfig.model_fields, "best", "max_tokens"}
+    assert form.best >= 1
+    assert not form.settings or form.answer == "line"  # only what is written is decoded
+
+
+# --- export ----------------------------------------------------------------------------------------------------------
+
+KNOWN = {
+    "transformer": Architecture(encoder=True, decoder=True),
+    "language model": Architecture(encoder=False, decoder=True),
+    "encoder": Architecture(encoder=True, decoder=False),
+}
+REFUSED = {
+    "rnn": "it is recurrent",
+    "rnn without attention": "it is recurrent",
+    "pointer-generator": "it copies from the source",
+    "classifier": "it is a classifier",
+    "ensemble": "it is a classifier",
+    "classifier by the mean": "it is a classifier",
+    "reader of spans": "it is a reader",
+    "reader of words": "it is a reader",
+    "reader of sentences": "it is a reader",
+}
+
+
+@every_kind
+def test_only_what_others_know_is_exported(kind):
+    task, _ = made(kind)
+    if kind in KNOWN:
+        assert task.architecture() == KNOWN[kind]
+    else:
+        with pytest.raises(ConfigError, match=REFUSED[kind]):
+            task.architecture()
+
+
+# --- a task that says nothing ----------------------------------------------------------------------------------------
+
+
+class SilentTask(Task):
+    """Everything is as by default."""
+
+    verb = "say nothing"
+
+
+@pytest.fixture
+def silent():
+    return SilentTask(Config(data=PAIRS, model=KINDS["transformer"][1]), Vocabularies(LETTERS, LETTERS))
+
+
+def test_export_is_refused_unless_a_task_says_what_it_is(silent):
+    with pytest.raises(ConfigError, match="its task is to say nothing, which is not offered for export"):
+        silent.architecture()
+
+
+def test_what_a_task_does_not_do_is_refused_in_words(silent):
+    (source,) = silent.encode(["abc"])
+    for call, message in (
+        (lambda: silent.prefix_ids(source, "a"), "this model does not write its answers"),
+        (lambda: silent.continuation(source), "this model does not write: there is nothing to stream"),
+        (lambda: silent.output_limit(torch.tensor([3]), DecodeConfig()), "this model does not write"),
+        (lambda: silent.states(None, torch.tensor([[4]]), torch.tensor([1])), "this model has no vectors"),
+        (
+            lambda: silent.make_source({"question": "a"}),
+            "question came, but this model's task is to say nothing: send",
+        ),
+        (lambda: silent.check_source(Question("a", "b"), "text 3"), "text 3 is Question, expected str"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()
+    with pytest.raises(ConfigError, match="a model of kind transformer cannot begin with another run"):
+        silent.adopt(silent.config, silent.config)
+
+
+def test_a_task_reads_one_text_and_chooses(silent):
+    (source,) = silent.encode(["abc"])
+    assert source.ids == [*LETTERS.encode("abc").ids, EOS]
+    assert silent.parse("a\tb") == silent.make_source({"text": "a\tb"}) == "a\tb"
+    assert silent.make_row([4], [5]) == Row([4], [5], sequence=False)
+    assert silent.axes(source, Answer("", 0.0)) == {
+        "key": [("a", 0, 1), ("b", 1, 2), ("c", 2, 3), ("<eos>", 3, 3)],
+        "query": [],
+        "input": [],
+    }
+    assert silent.separator is None
+    assert silent.canonical(["b", "a"]) == ["b", "a"]
+    assert silent.calibrate(None, list) == {}
+    assert silent.pretrained_run(silent.config) is None
+    assert silent.length_bounds([4], Answer("", 0.0), DecodeConfig()) is None
+    assert silent.accept(Example("a", " ", "x:1"), silent.config) == Dropped("empty", "x:1")
+    assert silent.accept(Example("a", "\ud800", "x:2"), silent.config) == Dropped("not valid Unicode", "x:2")
+
+
+def test_examples_that_are_scored_keep_their_numbers(silent):
+    """However they are batched, and whichever cannot be given as a target at all."""
+
+    class Picky(SilentTask):
+        def encode_targets(self, examples, sources):
+            found = super().encode_targets(examples, sources)
+            refused = Dropped("refused", "x:1")
+            return [refused if one.target == "c" else ids for one, ids in zip(examples, found, strict=True)]
+
+    task = Picky(silent.config, silent.vocabularies)
+    examples = [Example("abcdefgh"[:n], target, "x:1") for n, target in ((3, "a"), (1, "c"), (8, "b"), (2, "a"))]
+    numbers = {}
+    for batch, kept in task.scoring_batches(examples):
+        for number, length, answer in zip(kept, batch.lengths.tolist(), batch.answer.tolist(), strict=True):
+            numbers[number] = (length, answer)
+    a, b = (LETTERS.encode(one).ids for one in "ab")
+    assert numbers == {0: (4, a), 2: (9, b), 3: (3, a)}
+
+
+def test_a_long_example_is_dropped_cut_or_refused(silent):
+    text = silent.config.text.model_copy(update={"max_length": 3})
+    task = SilentTask(silent.config.model_copy(update={"text": text}), silent.vocabularies)
+    ledger, example = Ledger(read=1, kept=1), Example("abcde", "a", "x:1")
+    assert task.encode_examples([example], ledger) == []
+    assert (ledger.kept, ledger.dropped) == (0, {"too long": ["x:1"]})
+    (row,) = task.encode_examples([example], ledger := Ledger(), "cut")
+    assert row.source == [*LETTERS.encode("abc").ids, EOS]
+    assert ledger.cut == 1
+    assert collate([row]).lengths.tolist() == [4]
