@@ -3,6 +3,7 @@
 import base64
 import copy
 import json
+import re
 import shutil
 import socket
 import threading
@@ -15,13 +16,16 @@ from conftest import tiny, train_tiny
 from serving import every_task
 
 import regard
-from regard.config.config import TransformerConfig
+from regard.config.model import TransformerConfig
 from regard.config.toml import read
-from regard.explain.attention_maps import page as page_of
-from regard.server.app import application
-from regard.server.batcher import ServeSettings
-from regard.tasks.models import Language
-from regard.training.run import fit, fresh
+from regard.evaluation.fit import fit
+from regard.explain.attention_maps import STUDIO, make_page
+from regard.server.app import make_app
+from regard.server.settings import ServeSettings
+from regard.tasks import TASKS
+from regard.tasks.language_model import LanguageModel
+from regard.tasks.page import FORMS
+from regard.training.prepare import start_run
 
 uvicorn = pytest.importorskip("uvicorn")
 playwright = pytest.importorskip("playwright.sync_api")
@@ -62,21 +66,21 @@ def predictors(tmp_path_factory):
     """A run that has learned to turn strings round, and small ones of every kind of attention."""
     folder = tmp_path_factory.mktemp("studio")
     config = read("reverse", ["train.steps=400", "train.validate_every=400", "data.longest=8"])
-    fit(fresh(config, folder / "reverse"), folder / "reverse", lambda event: None, device="cpu")
+    fit(start_run(config, folder / "reverse"), folder / "reverse", lambda event: None, device="cpu")
     train_tiny(folder / "additive", "model.attention=additive")
     sizes = {"size": 12, "heads": 3, "feedforward": 8, "encoder_layers": 2, "decoder_layers": 2}
-    for positions in ("linear", "rotary"):
+    for positions in ("alibi", "rotary"):
         model = TransformerConfig(kind="transformer", positions=positions, **sizes)
         config = tiny().model_copy(update={"model": model})
-        fit(fresh(config, folder / positions), folder / positions, lambda event: None, device="cpu")
-    found = {name: regard.load(folder / name, device="cpu") for name in ("reverse", "additive", "linear", "rotary")}
+        fit(start_run(config, folder / positions), folder / positions, lambda event: None, device="cpu")
+    found = {name: regard.load(folder / name, device="cpu") for name in ("reverse", "additive", "alibi", "rotary")}
     return {**found, **every_task(folder)}
 
 
 def served(predictors, settings):
     """The server in a thread: its address, and what stops it."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(application(predictors, settings), log_level="error", ws="none"))
+    server = uvicorn.Server(uvicorn.Config(make_app(predictors, settings), log_level="error", ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
 
@@ -115,7 +119,7 @@ def link(page):
 
 def test_typing_looking_calculating_and_sharing(studio, page, browser):
     page.goto(studio)
-    page.fill("#text", "abcdef")
+    page.fill("#field-text", "abcdef")
     answered(page, "fedcba")
     token(page, "query", "e").hover()
     lit = painted(page, "key")
@@ -126,7 +130,7 @@ def test_typing_looking_calculating_and_sharing(studio, page, browser):
     lit = painted(page, "query")
     assert lit.index(max(lit)) == "fedcba".index("b")
 
-    page.select_option("#model", "linear")
+    page.select_option("#model", "alibi")
     thumb = page.get_by_role("button", name="Encoder: the source looks at itself · Layer 2, head 3")
     thumb.click()
     playwright.expect(thumb).to_have_attribute("aria-pressed", "true")
@@ -147,7 +151,7 @@ def test_typing_looking_calculating_and_sharing(studio, page, browser):
     other.on("console", lambda message: page.wrong.append(message.text) if message.type == "error" else None)
     other.goto(page.url)
     playwright.expect(other.locator("#submit")).to_have_text("답하기")
-    playwright.expect(other.locator("#text")).to_have_value("abcdef")
+    playwright.expect(other.locator("#field-text")).to_have_value("abcdef")
     playwright.expect(other.locator("select[name=map]")).to_have_value("encoder.blocks.1.self_attention")
     playwright.expect(other.locator("select[name=head]")).to_have_value("2")
     playwright.expect(other.locator("select[name=row]")).to_have_value("1")
@@ -210,13 +214,13 @@ def test_classes_and_what_each_looked_at(studio, page):
     assert link(page)["map"] == "attention"
     page.keyboard.press("ArrowUp")
     playwright.expect(page.locator(".looks h3")).to_have_text("‘weather’ looks at")
-    page.fill("#text", "the soup and the cake")
+    page.fill("#field-text", "the soup and the cake")
     playwright.expect(page.locator(".given")).to_have_text("food")
     playwright.expect(page.locator("[aria-current=true]")).to_contain_text("food")
     token(page, "key", "soup").hover()
     playwright.expect(page.locator(".looks h3")).to_have_text("Who looks at ‘soup’")
     page.select_option("#model", "several")
-    page.fill("#text", "the rain and the soup and the snow")
+    page.fill("#field-text", "the rain and the soup and the snow")
     playwright.expect(page.locator(".given")).to_have_text("weather+food")
     page.select_option("#model", "pooled")
     playwright.expect(page.locator(".bars li")).to_have_count(3)
@@ -226,9 +230,9 @@ def test_classes_and_what_each_looked_at(studio, page):
 def test_a_question_and_where_its_answer_is(studio, page):
     page.goto(studio)
     page.select_option("#model", "span")
-    page.fill("#question", "Where is Mary?")
+    page.fill("#field-question", "Where is Mary?")
     playwright.expect(page.locator(".empty")).to_contain_text("Ask a question")
-    page.fill("#text", STORY)
+    page.fill("#field-context", STORY)
     answer = page.locator(".given")
     playwright.expect(answer).to_have_text(page.locator(".others li").first.inner_text().split("\n")[0])
 
@@ -242,7 +246,7 @@ def test_a_question_and_where_its_answer_is(studio, page):
     token(page, "query", "end").hover()
     playwright.expect(page.locator(".looks h3")).to_have_text("‘end’ looks at")
     assert link(page)["question"] == "Where is Mary?"
-    assert link(page)["text"] == STORY
+    assert link(page)["context"] == STORY
 
     page.select_option("#model", "word")
     playwright.expect(page.locator(".line[data-of=key] .token")).to_have_count(4)
@@ -255,16 +259,176 @@ def test_a_question_and_where_its_answer_is(studio, page):
     page.get_by_text("Calculator").click()
     playwright.expect(page.locator(".calculator tr.hidden th")).to_have_text("Where is Mary?")
     page.reload()
-    playwright.expect(page.locator("#question")).to_have_value("Where is Mary?")
+    playwright.expect(page.locator("#field-question")).to_have_value("Where is Mary?")
     playwright.expect(page.locator(".calculator tr.hidden th")).to_have_text("Where is Mary?")
     assert not page.wrong
+
+
+def test_old_links_are_still_read(studio, page):
+    """They have a context as text, and other names of settings."""
+    page.goto(f"{studio}/#model=span&question=Where is Mary?&text={STORY}")
+    playwright.expect(page.locator(".given")).to_be_visible()
+    playwright.expect(page.locator("#field-context")).to_have_value(STORY)
+    assert link(page)["context"] == STORY
+    page.goto("about:blank")
+    page.goto(f"{studio}/#model=reverse&text=abcdef&beam=3&no_repeat=2")
+    answered(page, "fedcba")
+    assert (link(page)["beam_size"], link(page)["no_repeat_ngram"]) == ("3", "2")
+    assert not {"beam", "no_repeat"} & set(link(page))
+    assert not page.wrong
+
+
+def test_another_form_keeps_what_was_typed(studio, page):
+    """The last field is the text itself, whatever it is called."""
+    page.goto(f"{studio}/#model=span&question=Where is Mary?&context={STORY}")
+    playwright.expect(page.locator(".given")).to_be_visible()
+    assert [page.locator(f"#field-{name}").evaluate("one => one.localName") for name in ("question", "context")] == [
+        "input",
+        "textarea",
+    ]
+    page.select_option("#model", "classes")
+    playwright.expect(page.locator(".bars li")).to_have_count(3)
+    playwright.expect(page.locator("#field-text")).to_have_value(STORY)
+    playwright.expect(page.get_by_label("Text", exact=True)).to_have_value(STORY)
+    playwright.expect(page.locator("#field-question")).to_have_count(0)
+    assert "question" not in link(page)
+    page.select_option("#model", "word")
+    playwright.expect(page.get_by_label("Question", exact=True)).to_have_value("Where is Mary?")
+    playwright.expect(page.get_by_label("Context", exact=True)).to_have_value(STORY)
+    page.select_option("#language", "ko")
+    playwright.expect(page.get_by_label("질문", exact=True)).to_have_value("Where is Mary?")
+    page.select_option("#model", "letters")
+    playwright.expect(page.get_by_label("첫머리", exact=True)).to_have_value(STORY)
+    playwright.expect(page.locator(".empty")).to_contain_text("첫머리를 입력하면")
+    assert not page.wrong
+
+
+def test_typing_begins_before_the_server_has_said_what_it_serves(studio, page):
+    """What was typed is asked, and the cursor stays where it is."""
+    held = []
+
+    def hold(route):
+        held.append(route)
+
+    page.route("**/v1/models", hold)
+    page.goto(f"{studio}/#model=reverse")
+    page.locator("#field-text").press_sequentially("abd")
+    page.keyboard.press("ArrowLeft")
+    playwright.expect(page.locator(".empty")).to_have_text("Type something, and the answer appears here.")
+    playwright.expect(page.locator("#settings")).to_be_hidden()
+    held[0].continue_()
+    answered(page, "dba")
+    playwright.expect(page.locator("#field-text")).to_be_focused()
+    page.keyboard.type("c")
+    answered(page, "dcba")
+    assert not page.wrong
+
+
+# --- tasks that the page has never seen ------------------------------------------------------------------------------
+
+
+def disguised(predictor, form):
+    """A predictor whose task says something else of itself."""
+    other = copy.copy(predictor)
+    other.task = copy.copy(predictor.task)
+    other.task.form = form
+    return other
+
+
+def test_the_scripts_know_no_task():
+    """Neither a kind of model nor a task is named in them."""
+    names = {*TASKS, *(task.verb for task in TASKS.values())}
+    for script in (STUDIO / "view.js", STUDIO / "app.js"):
+        text = script.read_text(encoding="utf-8")
+        for name in names - {"answer"}:  # which is the word for what every task gives
+            assert not re.search(rf"[\"'`]{name}\b", text), f"{script.name} names {name}"
+        assert not re.search(r"\b(tree|model\(\))\??\.(kind|task)\b", text)
+
+
+def test_a_task_that_says_nothing_of_itself(predictors, page):
+    """One from elsewhere has the plain form: its answers, best first, and its maps."""
+    address, stop = served({"one": disguised(predictors["classes"], FORMS["text"])}, ServeSettings())
+    try:
+        with page.expect_request("**/v1/look") as asked:
+            page.goto(f"{address}/#text=the rain and the snow&language=en")
+        assert asked.value.post_data_json["best"] == 1
+        assert "settings" not in asked.value.post_data_json
+        playwright.expect(page.locator(".given")).to_have_text("weather")
+        playwright.expect(page.locator("#submit")).to_have_text("Answer")
+        playwright.expect(page.locator("#settings")).to_be_hidden()
+        assert page.locator(".lines h3").all_inner_texts() == ["Text"]
+        playwright.expect(page.locator(".others h3")).to_have_text("Best answers")
+        playwright.expect(page.locator(".others li")).to_have_count(1)
+        playwright.expect(page.locator(".others .gauge")).to_contain_text("%")
+        assert page.locator(".others button").count() == 0
+        titles = page.locator("select[name=map] option").all_inner_texts()
+        assert titles == ["The text looks at itself · Layer 1", "The text looks at itself · Layer 2",
+                          "The answer looks at the text"]  # fmt: skip
+        playwright.expect(page.locator("select[name=map]")).to_have_value("attention")
+        assert page.locator(".heads h3").all_inner_texts() == ["The answer looks at the text", titles[0][:24]]
+        page.select_option("#language", "ko")
+        playwright.expect(page.locator(".empty, .lines h3")).to_have_text("텍스트")
+        page.fill("#field-text", "")
+        playwright.expect(page.locator(".empty")).to_contain_text("무엇이든 입력하면")
+        assert not page.wrong
+    finally:
+        stop()
+
+
+def test_a_form_of_other_words(predictors, page):
+    """Fields, settings and titles are what the form says; what it does not say is in English, or in plain words."""
+    form = FORMS["seq2seq"]._replace(
+        fields=[{"name": "text", "label": {"en": "Letters"}}],
+        submit={"en": "Turn round", "ko": "뒤집기"},
+        empty={"en": "Nothing yet."},
+        groups=[],
+        lines=FORMS["seq2seq"].lines[:1],
+        settings=["beam_size", "min_length", "slide"],
+        answer="large",
+        best=2,
+    )
+    address, stop = served({"one": disguised(predictors["reverse"], form)}, ServeSettings())
+    try:
+        page.goto(address)
+        playwright.expect(page.locator(".empty")).to_have_text("Nothing yet.")
+        page.select_option("#language", "ko")
+        playwright.expect(page.locator("#submit")).to_have_text("뒤집기")
+        letters = page.get_by_label("Letters", exact=True)
+        assert letters.evaluate("one => one.localName") == "input"
+        page.click("#settings summary")
+        assert page.locator("#fields input").evaluate_all("all => all.map(one => [one.name, one.type])") == [
+            ["beam_size", "number"],
+            ["min_length", "number"],
+            ["slide", "checkbox"],
+        ]
+        letters.fill("abcdef")
+        answered(page, "fedcba")
+        playwright.expect(page.locator(".given")).to_have_text("fedcba")
+        playwright.expect(page.locator(".others li")).to_have_count(1)
+        page.fill("[name=beam_size]", "3")
+        playwright.expect(page.locator(".others li")).to_have_count(2)
+        assert page.locator(".line").count() == 1
+        assert page.locator(".token[data-percent]").count() == 0
+        assert page.locator(".heads h3").all_inner_texts() == ["크로스 어텐션"]
+        with page.expect_request("**/v1/look") as asked:
+            page.fill("[name=min_length]", "1")
+        assert asked.value.post_data_json["settings"] == {"beam_size": 3, "min_length": 1}
+        assert asked.value.post_data_json["best"] == 2
+        playwright.expect(page.locator("#view")).to_have_attribute("aria-busy", "false")
+        other = page.locator(".others li button").nth(1)
+        text = other.inner_text()
+        other.click()
+        playwright.expect(page.locator(".given")).to_have_text(text)
+        assert not page.wrong
+    finally:
+        stop()
 
 
 def test_a_text_goes_on_token_by_token(studio, page):
     page.goto(f"{studio}/#model=letters")
     playwright.expect(page.locator("#submit")).to_have_text("Continue")
     playwright.expect(page.locator("#live-label")).to_be_hidden()
-    page.fill("#text", "the quick")
+    page.fill("#field-text", "the quick")
     page.get_by_text("Decoding").click()
     for name, value in {"max_tokens": 24, "temperature": 0.5, "seed": 3, "top_p": 0.9}.items():
         page.fill(f"[name={name}]", str(value))
@@ -294,13 +458,13 @@ def test_a_text_goes_on_token_by_token(studio, page):
 
 def test_writing_can_be_stopped(predictors, page, monkeypatch):
     predictor = predictors["letters"]
-    step = Language.step
+    step = LanguageModel.step
 
     def slowly(self, tokens, state):
         time.sleep(0.15)
         return step(self, tokens, state)
 
-    monkeypatch.setattr(Language, "step", slowly)
+    monkeypatch.setattr(LanguageModel, "step", slowly)
     address, stop = served({"letters": predictor}, ServeSettings())
     try:
         page.goto(f"{address}/#text=the quick&max_tokens=50&temperature=0")
@@ -316,7 +480,7 @@ def test_writing_can_be_stopped(predictors, page, monkeypatch):
 
 
 def test_another_answer_can_be_looked_at(studio, page):
-    page.goto(f"{studio}/#model=reverse&text=abcdef&best=3&beam=4")
+    page.goto(f"{studio}/#model=reverse&text=abcdef&best=3&beam_size=4")
     answered(page, "fedcba")
     other = page.locator(".others li").nth(1).locator("button")
     text = other.inner_text()
@@ -337,7 +501,7 @@ def test_another_answer_can_be_looked_at(studio, page):
 def test_long_texts_of_every_task(studio, page):
     """500 tokens: the page answers, and a hover is quick."""
     for name, text in {"classes": "rain " * 498, "span": STORY + " he" * 240}.items():
-        asked = f"&question=Where is Mary?&text={text}" if name == "span" else f"&text={text}"
+        asked = f"&question=Where is Mary?&context={text}" if name == "span" else f"&text={text}"
         page.goto("about:blank")
         page.goto(f"{studio}/#model={name}{asked}")
         playwright.expect(page.locator(".line.long .token").first).to_be_visible()
@@ -367,24 +531,24 @@ def test_the_keyboard_reaches_everything(studio, page):
     for key in ("ArrowRight", "ArrowDown", "ArrowRight"):
         page.keyboard.press(key)
     playwright.expect(page.locator("#spoken")).to_contain_text("row 3 ‘a’ looks at column 2 ‘b’:")
-    page.focus("#text")
+    page.focus("#field-text")
     page.keyboard.press("End")
     page.locator("#live").uncheck()
-    page.locator("#text").press_sequentially("d")
+    page.locator("#field-text").press_sequentially("d")
     page.keyboard.press("Control+Enter")
     answered(page, "dcba")
     assert not page.wrong
 
 
 def test_settings_reach_the_server_and_the_link(studio, page):
-    page.goto(f"{studio}/#model=reverse&text=abcdef&beam=3&best=2")
+    page.goto(f"{studio}/#model=reverse&text=abcdef&beam_size=3&best=2")
     answered(page, "fedcba")
     playwright.expect(page.locator(".others li")).to_have_count(2)
-    assert link(page)["beam"] == "3"
+    assert link(page)["beam_size"] == "3"
     with page.expect_request("**/v1/look") as asked:
         page.check("[name=sample]")
-    assert asked.value.post_data_json["settings"] == {"beam": 3, "sample": True}
-    playwright.expect(page.locator("[name=beam]")).to_be_disabled()
+    assert asked.value.post_data_json["settings"] == {"beam_size": 3, "sample": True}
+    playwright.expect(page.locator("[name=beam_size]")).to_be_disabled()
     playwright.expect(page.locator("[name=temperature]")).to_be_enabled()
     page.evaluate("location.hash = '#model=reverse&text=abc'")
     answered(page, "cba")
@@ -407,11 +571,11 @@ def test_light_and_dark(studio, page):
 def test_what_is_wrong_is_said(studio, page):
     page.goto(f"{studio}/#model=reverse&text={'a' * 300}")
     playwright.expect(page.locator("#error")).to_contain_text("this model takes at most 256")
-    page.fill("#text", "ab")
+    page.fill("#field-text", "ab")
     answered(page, "ba")
     playwright.expect(page.locator("#error")).to_be_hidden()
     page.context.set_offline(True)
-    page.fill("#text", "abc")
+    page.fill("#field-text", "abc")
     playwright.expect(page.locator("#error")).to_contain_text("The server does not answer")
 
 
@@ -433,7 +597,7 @@ def test_a_key_loses_neither_the_link_nor_the_place(predictors, page):
     """Enter sends it; what the address asked for is done, and a later mistake does not bring the cursor back."""
     address, stop = served(predictors, ServeSettings(keys=(KEY,), max_characters=20))
     try:
-        page.goto(f"{address}/#model=reverse&text=abcd&beam=2")
+        page.goto(f"{address}/#model=reverse&text=abcd&beam_size=2")
         playwright.expect(page.locator("#error")).to_have_text("This server wants an API key.")
         page.select_option("#language", "ko")
         assert link(page)["text"] == "abcd"
@@ -443,13 +607,13 @@ def test_a_key_loses_neither_the_link_nor_the_place(predictors, page):
         page.fill("#key", KEY)
         page.keyboard.press("Enter")
         answered(page, "dcba")
-        assert (link(page)["text"], link(page)["beam"]) == ("abcd", "2")
-        page.fill("#text", "a" * 30)
+        assert (link(page)["text"], link(page)["beam_size"]) == ("abcd", "2")
+        page.fill("#field-text", "a" * 30)
         playwright.expect(page.locator("#error")).to_contain_text("20")
         playwright.expect(page.locator("#error")).to_have_attribute("lang", "en")
-        playwright.expect(page.locator("#text")).to_be_focused()
+        playwright.expect(page.locator("#field-text")).to_be_focused()
         assert page.input_value("#key") == KEY
-        page.fill("#text", "")
+        page.fill("#field-text", "")
         playwright.expect(page.locator("#error")).to_be_hidden()
     finally:
         stop()
@@ -462,7 +626,7 @@ def test_links_of_what_is_gone(studio, page):
     playwright.expect(page.locator("#error")).to_have_text("old is not served here. Choose a run, then ask.")
     assert link(page)["model"] == "old"
     assert page.locator(".others li").count() == 0
-    page.goto(f"{studio}/#model=linear&text=abc&map=gone&calculator=true")
+    page.goto(f"{studio}/#model=alibi&text=abc&map=gone&calculator=true")
     playwright.expect(page.locator(".calculator table")).to_be_visible()
     playwright.expect(page.locator("#error")).to_be_hidden()
 
@@ -476,7 +640,7 @@ def test_settings_that_are_not_round_or_turned_off(predictors, page, monkeypatch
     try:
         page.goto(address)
         page.uncheck("#live")
-        page.fill("#text", "abc")
+        page.fill("#field-text", "abc")
         page.click("#submit")
         playwright.expect(page.locator(".line[data-of=query]")).to_be_visible()
         page.click("#settings summary")
@@ -527,7 +691,9 @@ def tree_of(source, target, heads=2):
     near = np.exp(-0.5 * (np.arange(rows)[:, None] * columns / rows - np.arange(columns)) ** 2)
     weights = [near / near.sum(-1, keepdims=True), near[:, ::-1] / near.sum(-1, keepdims=True)][:heads]
     return {
-        "version": 1,
+        "version": 2,
+        "kind": "transformer",
+        "form": FORMS["seq2seq"]._asdict(),
         "text": {"source": source, "target": target},
         "tokens": {**tokens, "input": [{"text": "<bos>", "start": 0, "end": 0}, *tokens["query"][:-1]]},
         "scores": {"score": -1.0, "logprobs": [-0.1] * rows},
@@ -536,7 +702,6 @@ def tree_of(source, target, heads=2):
             {
                 "name": f"decoder.blocks.{layer}.cross_attention",
                 "kind": "cross",
-                "side": "decoder",
                 "layer": layer,
                 "rows": "query",
                 "columns": "key",
@@ -555,7 +720,7 @@ def tree_of(source, target, heads=2):
 def test_a_file_of_500_tokens_opens_and_answers_within_a_second(page, tmp_path):
     text = " ".join(f"word{number}" for number in range(499))
     file = tmp_path / "long.html"
-    file.write_text(page_of(tree_of(text, text)), encoding="utf-8")
+    file.write_text(make_page(tree_of(text, text)), encoding="utf-8")
     start = time.perf_counter()
     page.goto(f"{file.as_uri()}#head=0")
     token(page, "query", "word7").hover()
@@ -580,7 +745,7 @@ def test_a_file_of_500_tokens_opens_and_answers_within_a_second(page, tmp_path):
 
 def test_hostile_text_stays_text(page, tmp_path):
     file = tmp_path / "hostile.html"
-    file.write_text(page_of(tree_of(HOSTILE, HOSTILE[::-1])), encoding="utf-8")
+    file.write_text(make_page(tree_of(HOSTILE, HOSTILE[::-1])), encoding="utf-8")
     page.goto(file.as_uri())
     playwright.expect(page.locator(".flags")).to_have_text("repeats itself")
     assert page.locator(".line[data-of=key]").inner_text() == f"{HOSTILE}<eos>"
@@ -593,9 +758,29 @@ def test_hostile_text_stays_text(page, tmp_path):
     assert not page.wrong
 
 
+def test_a_text_without_an_answer(page, tmp_path):
+    """An encoder alone: one line, and what it looks at."""
+    tree = tree_of("one two", "eins zwei")
+    tokens = {"key": tree["tokens"]["key"], "query": [], "input": []}
+    maps = [{**one, "kind": "self", "rows": "key", "columns": "key"} for one in tree["maps"]]
+    alone = {"form": FORMS["embedding"]._asdict(), "tokens": tokens, "maps": maps}
+    file = tmp_path / "encoder.html"
+    alone |= {"text": {"source": "one two", "target": ""}, "answers": [{"text": "", "score": 0.0}]}
+    alone |= {"scores": {"score": 0.0, "logprobs": []}, "flags": []}
+    file.write_text(make_page({**tree, **alone}), encoding="utf-8")
+    page.goto(file.as_uri())
+    playwright.expect(page.locator(".line[data-of=key]")).to_be_visible()
+    assert page.locator(".answer h2, .given, .others").count() == 0
+    assert page.locator(".line").count() == 1
+    token(page, "key", "two").hover()
+    playwright.expect(page.locator(".looks h3")).to_have_text("‘two’ looks at")
+    assert page.locator(".heads h3").all_inner_texts() == ["The text looks at itself"]
+    assert not page.wrong
+
+
 def test_a_model_without_attention_still_answers(page, tmp_path):
     file = tmp_path / "blind.html"
-    file.write_text(page_of({**tree_of("one two", "eins zwei"), "maps": []}), encoding="utf-8")
+    file.write_text(make_page({**tree_of("one two", "eins zwei"), "maps": []}), encoding="utf-8")
     page.goto(file.as_uri())
     token(page, "query", "zwei").click()
     page.locator("h1").hover()

@@ -3,22 +3,17 @@
 "use strict";
 
 const Regard = (() => {
-  /** Every word of the viewer, one table a language; the studio adds its own. */
+  /** Every word of the viewer, one table a language; the studio adds its own. What differs between tasks is not here:
+      a task brings its own words, in the form of its tree. */
   const words = {
     en: {
-      answer: "Answer", source: "Source", output: "Output", read: "Read so far", others: "Best answers",
+      answer: "Answer", others: "Best answers",
       looks: "{token} looks at", seen: "Who looks at {token}", probability: "{token}: probability {percent}",
       map: "Map", head: "Head", heads: "Heads", mean: "mean of all", row: "Row", layer: "Layer {layer}",
-      matrix: "Matrix", hard: "mark the strongest of each row", save: "Save as {kind}",
-      "encoder self": "Encoder: the source looks at itself",
-      "decoder self": "Decoder: the output looks at what it has read",
-      "decoder cross": "Decoder: the output looks at the source",
-      "classifier decoder cross": "Classes look at the text", "classifier encoder self": "The text looks at itself",
-      "reader decoder cross": "The question looks at the context",
-      "reader encoder self": "Question and context look at each other",
-      "language decoder self": "Every token looks at those before it", "encoder encoder self": "The text looks at itself",
-      "text line": "Text", "reader line": "Question and context", "ends line": "Where the answer starts and ends",
-      "read line": "What it read", "next line": "What came next", classes: "Classes", "no answer": "none of the classes",
+      matrix: "Matrix", hard: "mark the strongest of each row", save: "Save as {format}",
+      "self maps": "Self-attention", "cross maps": "Cross-attention", "spatial maps": "Spatial attention",
+      "chain maps": "Chain attention", "tree maps": "Tree attention", "matching maps": "Matching attention",
+      classes: "Classes", "no answer": "none of the classes",
       "look at": "Look at {text}",
       thumb: "{map}, head {head}. Entropy {entropy} bits. {distance}", distance: "Mean distance {distance} tokens.",
       bits: "{entropy} bits", far: "{distance} away",
@@ -38,17 +33,13 @@ const Regard = (() => {
       score: "score {score}", flags: "Careful",
     },
     ko: {
-      answer: "답", source: "원문", output: "출력", read: "지금까지 읽은 것", others: "가장 좋은 답",
+      answer: "답", others: "가장 좋은 답",
       looks: "{token}이(가) 보는 곳", seen: "{token}을(를) 보는 토큰", probability: "{token}: 확률 {percent}",
       map: "맵", head: "헤드", heads: "헤드", mean: "모든 헤드의 평균", row: "행", layer: "{layer}층", matrix: "행렬",
-      hard: "행마다 가중치가 가장 큰 곳 표시", save: "{kind} 파일로 저장",
-      "encoder self": "인코더: 원문이 자신을 본다", "decoder self": "디코더: 출력이 읽은 것을 본다",
-      "decoder cross": "디코더: 출력이 원문을 본다",
-      "classifier decoder cross": "클래스가 텍스트를 본다", "classifier encoder self": "텍스트가 자신을 본다",
-      "reader decoder cross": "질문이 지문을 본다", "reader encoder self": "질문과 지문이 서로를 본다",
-      "language decoder self": "토큰마다 그 앞의 토큰을 본다", "encoder encoder self": "텍스트가 자신을 본다",
-      "text line": "텍스트", "reader line": "질문과 지문", "ends line": "답의 시작과 끝",
-      "read line": "읽은 것", "next line": "이어진 것", classes: "클래스", "no answer": "해당하는 클래스 없음", "look at": "{text} 들여다보기",
+      hard: "행마다 가중치가 가장 큰 곳 표시", save: "{format} 파일로 저장",
+      "self maps": "셀프 어텐션", "cross maps": "크로스 어텐션", "spatial maps": "공간 어텐션",
+      "chain maps": "체인 어텐션", "tree maps": "트리 어텐션", "matching maps": "매칭 어텐션",
+      classes: "클래스", "no answer": "해당하는 클래스 없음", "look at": "{text} 들여다보기",
       thumb: "{map}, 헤드 {head}. 엔트로피 {entropy}비트. {distance}", distance: "평균 거리 {distance}토큰.",
       bits: "{entropy}비트", far: "거리 {distance}", under: "헤드 아래의 수: 엔트로피와 평균 거리.",
       cell: "{row}행 {query} → {column}열 {key}: {percent}",
@@ -64,11 +55,14 @@ const Regard = (() => {
       language: "언어", theme: "밝게 또는 어둡게", score: "점수 {score}", flags: "주의",
     },
   };
-  let language = "en", kind = "";
+  let language = "en";
 
   /** A word of the current language, with {names} filled in. */
   const say = (name, values = {}) =>
     (words[language][name] ?? words.en[name] ?? name).replace(/\{(\w+)\}/g, (whole, key) => values[key] ?? whole);
+
+  /** What a task says: of its words by language, those of the current one, else the English ones. */
+  const said = (texts) => texts[language] ?? texts.en ?? "";
 
   /** Change the language of everything that is said from now on. */
   function speak(name) {
@@ -237,26 +231,25 @@ const Regard = (() => {
 
   const LONG = 120;
 
-  /** The lists of tokens that are shown as lines, with their names: classes are bars, and one question is no line. */
-  const LINES = {
-    classifier: { key: "text line" }, encoder: { key: "text line" }, reader: { key: "reader line", query: "ends line" },
-    language: { input: "read line", query: "next line" },
-  };
-  const SEQUENCE = { key: "source", input: "read", query: "output" };
-  const writes = () => !["classifier", "reader", "encoder"].includes(kind);
+  /** The text that the tokens of a list are parts of: the source, or the answer, or both as one text where no list is
+      the source's alone; none if they are only names. */
+  function textOf({ text: { source, target }, tokens }, list) {
+    if (list === "key") return source;
+    if (!tokens[list].some(({ start, end }) => end > start)) return "";
+    return tokens.key.length ? target : source + target;
+  }
 
-  /** The tokens as a person reads them: a line for the source, one for the output, one for what was read. */
+  /** The tokens as a person reads them: a line for each list that the form names, as for the source and the output. */
   class Lines {
     constructor(view) {
       this.view = view;
       this.tokens = {};
-      const { tree } = view, { source, target } = tree.text, all = kind === "language" ? source + target : target;
-      const texts = { key: source, input: all, query: writes() ? all : "" };
+      const { tree } = view;
+      this.prompt = tree.tokens.key.length ? -1 : Array.from(tree.text.source).length;
       this.element = make("div", { class: "lines" });
-      for (const [list, name] of Object.entries(LINES[kind] ?? SEQUENCE)) {
-        if (kind === "reader" && tree.tokens[list].length < 2) continue;
-        const line = this.line(list, texts[list]);
-        this.element.append(make("h3", { "data-of": list }, say(name)), line);
+      for (const { axis: list, title } of tree.form.lines.filter(({ axis }) => tree.tokens[axis].length)) {
+        const line = this.line(list, textOf(tree, list));
+        this.element.append(make("h3", { "data-of": list }, said(title)), line);
         rove(line, ".token");
       }
       this.element.addEventListener("mouseover", (event) => this.enter(event));
@@ -273,13 +266,13 @@ const Regard = (() => {
       let at = 0;
       this.tokens[list] = [];
       const asRead = range(tokens.length).sort((a, b) => tokens[a].start - tokens[b].start || a - b);
-      for (const index of asRead) {  // a reader of sentences has the latest first
+      for (const index of asRead) {  // a list may have the latest first
         const token = tokens[index], covered = token.end > token.start && token.start >= at;
         const shown = covered ? characters.slice(token.start, token.end).join("") : token.text;
         const gap = characters.slice(at, token.start).join("") + (covered ? shown.match(/^\s*/)[0] : "");
         at = Math.max(at, token.end);
         const element = this.token(list, index, shown.trim() || "·", text !== "" && (!covered || !shown.trim()));
-        const between = !text ? " " : kind === "reader" ? gap.replace("\t", "\n") : gap;
+        const between = text ? gap : " ";
         line.append(element.classList.contains("prompt") ? make("span", { class: "prompt" }, between) : between, element);
         this.tokens[list][index] = element;
       }
@@ -287,10 +280,10 @@ const Regard = (() => {
     }
 
     /** Mark the tokens of the source inside [start, end), or none. */
-    mark(span) {
+    mark(place) {
       this.tokens.key?.forEach((element, index) => {
         const { start, end } = this.view.tree.tokens.key[index];
-        element.classList.toggle("found", Boolean(span) && start < span[1] && end > span[0]);
+        element.classList.toggle("found", Boolean(place) && start < place[1] && end > place[0]);
       });
     }
 
@@ -300,9 +293,9 @@ const Regard = (() => {
         "data-list": list, "data-index": index,
       }, shown);
       const { tree } = this.view;
-      if (kind === "language" && tree.tokens[list][index].end <= Array.from(tree.text.source).length)
-        element.classList.add("prompt");
-      const logprob = list === "query" && writes() ? tree.scores?.logprobs?.[index - unscored(tree)] : null;
+      if (tree.tokens[list][index].end <= this.prompt) element.classList.add("prompt");
+      const written = list === "query" && tree.form.answer === "line";
+      const logprob = written ? tree.scores?.logprobs?.[index - unscored(tree)] : null;
       if (logprob == null) return element;
       element.style.setProperty("--sure", Math.exp(logprob));
       element.dataset.percent = percent(Math.exp(logprob), 1);
@@ -525,11 +518,11 @@ const Regard = (() => {
       this.view = view;
       this.buttons = [];
       this.element = make("section", { class: "heads", "aria-label": say("heads") }, make("h2", {}, say("heads")));
-      const names = [...new Set(view.tree.maps.map(groupOf))].sort((a, b) => b.endsWith("cross") - a.endsWith("cross"));
-      for (const name of names) {
-        const called = sayGroup(name), title = make("h3", {}, called);
+      const { maps } = view.tree, sides = ({ rows, columns }) => `${rows} ${columns}`;
+      const groups = [...new Set(maps.map(sides))].map((both) => maps.filter((entry) => sides(entry) === both));
+      for (const members of groups.sort(([a], [b]) => isAcross(b) - isAcross(a))) {
+        const called = view.groupOf(members[0]), title = make("h3", {}, called);
         const group = make("div", { role: "group", "aria-label": called }, title);
-        const members = view.tree.maps.filter((entry) => groupOf(entry) === name);
         for (const entry of members) group.append(this.layer(entry));
         const first = group.querySelector("button");
         first.tabIndex = 0;
@@ -541,7 +534,7 @@ const Regard = (() => {
 
     layer(entry) {
       const thumbs = range(entry.shape[0]).map((head) => this.thumb(entry, head));
-      return make("div", { class: "layer" }, make("span", { class: "name" }, alone(entry) ? "" : layerOf(entry)),
+      return make("div", { class: "layer" }, make("span", { class: "name" }, this.view.layerOf(entry)),
         make("div", { class: "thumbs" }, ...thumbs));
     }
 
@@ -552,7 +545,8 @@ const Regard = (() => {
       const button = make("button", {
         type: "button", tabindex: -1, onclick: () => this.view.choose({ map: entry.name, head }),
         "aria-label": say("thumb", {
-          map: titleOf(entry), head: head + 1, entropy, distance: distance ? say("distance", { distance }) : "",
+          map: this.view.titleOf(entry), head: head + 1, entropy,
+          distance: distance ? say("distance", { distance }) : "",
         }),
       }, canvas, make("small", {}, say("bits", { entropy })), distance && make("small", {}, say("far", { distance })));
       this.buttons.push({ entry, head, button, canvas });
@@ -665,12 +659,8 @@ const Regard = (() => {
     return bar;
   }
 
-  const groupOf = (entry) => `${entry.side} ${entry.kind}`;
-  const sayGroup = (group) => say(words.en[`${kind} ${group}`] ? `${kind} ${group}` : group);
-  const layerOf = (entry) => say("layer", { layer: (entry.layer ?? 0) + 1 });
-  /** Whether a map is the only one of its kind: that of classes, and of a question. */
-  const alone = (entry) => entry.kind === "cross" && !writes();
-  const titleOf = (entry) => sayGroup(groupOf(entry)) + (alone(entry) ? "" : ` · ${layerOf(entry)}`);
+  /** Whether a map goes from one list of tokens to another. */
+  const isAcross = (entry) => entry.kind !== "self" && entry.rows !== entry.columns;
   /** How many of the output's tokens have no probability: those of a prompt. */
   const unscored = (tree) => tree.tokens.query.length - (tree.scores?.logprobs?.length ?? 0);
 
@@ -679,7 +669,6 @@ const Regard = (() => {
   class View {
     constructor(container, tree, options) {
       Object.assign(this, { container, tree, options, gone: new AbortController() });
-      kind = tree.kind ?? "";
       container.regard?.gone.abort();
       container.regard = this;
       this.state = this.checked(options.state ?? {});
@@ -692,29 +681,47 @@ const Regard = (() => {
 
     /** A state that fits this tree, whatever a link said. */
     checked({ map, head, row, hard, calculator }) {
-      const { maps } = this.tree, crosses = maps.filter((entry) => entry.kind === "cross");
-      const entry = maps.find((other) => other.name === map) ?? crosses.at(-1) ?? maps.at(-1);
+      const { maps } = this.tree;
+      const entry = maps.find((other) => other.name === map) ?? maps.filter(isAcross).at(-1) ?? maps.at(-1);
       const [heads, rows] = entry?.shape ?? [0, 1];
       const one = Number.parseInt(head, 10), line = Number.parseInt(row ?? this.first(entry), 10) || 0;
       return { map: entry?.name, head: one >= 0 && one < heads ? one : "mean", row: clamp(line, 0, rows - 1),
         hard: Boolean(hard), calculator: Boolean(calculator) };
     }
 
-    /** The row that is shown first: the likeliest class; the first token that was written. */
+    /** The row that is shown first: the likeliest of the bars; the first token that was written. */
     first(entry) {
-      const { scores } = this.tree;
+      const { form, scores } = this.tree;
       if (entry?.rows !== "query") return 0;
-      if (kind === "classifier") return scores.logprobs.indexOf(Math.max(...scores.logprobs));
-      return kind === "language" ? Math.min(unscored(this.tree), entry.shape[1] - 1) : 0;
+      if (form.answers === "bars") return scores.logprobs.indexOf(Math.max(...scores.logprobs));
+      return form.answer === "line" ? unscored(this.tree) : 0;
     }
+
+    /** What the form says of a map and those with the same rows and columns. */
+    group({ rows, columns }) {
+      return this.tree.form.groups.find((group) => group.rows === rows && group.columns === columns);
+    }
+
+    /** What a map and those with the same rows and columns are called. */
+    groupOf(entry) {
+      const group = this.group(entry);
+      return group ? said(group.title) : say(`${entry.kind} maps`);
+    }
+
+    /** The layer of a map, if it is told apart by it. */
+    layerOf(entry) {
+      return this.group(entry)?.layered === false ? "" : say("layer", { layer: (entry.layer ?? 0) + 1 });
+    }
+
+    titleOf(entry) { return [this.groupOf(entry), this.layerOf(entry)].filter(Boolean).join(" · "); }
 
     build() {
       this.lines = new Lines(this);
       this.looks = make("section", { class: "looks" });
       const answer = make("section", { class: "answer", "aria-label": say("answer") },
-        kind === "encoder" ? null : make("h2", {}, say("answer")),
+        this.tree.form.answer === "none" ? null : make("h2", {}, say("answer")),
         this.flags(), this.given(), this.lines.element, make("div", { class: "beside" }, this.looks, this.others()));
-      this.lines.mark(this.place(this.tree.answers?.[0]));
+      this.lines.mark(this.tree.answers?.[0]?.place);
       if (!this.tree.maps.length) {
         this.lines.show([]);
         return this.container.replaceChildren(answer, make("p", { class: "note" }, say("blind")));
@@ -740,47 +747,46 @@ const Regard = (() => {
       return flags.length ? make("ul", { class: "flags", "aria-label": say("flags") }, ...flags) : null;
     }
 
-    /** An answer that was chosen, in large letters; one that was written is a line of its own. */
+    /** An answer in large letters; one that is a line has no need of them. */
     given() {
-      if (!["classifier", "reader"].includes(kind)) return null;
-      return (this.large = make("p", { class: "given", dir: "auto" }, this.tree.text.target || say("no answer")));
+      const { form, text } = this.tree;
+      if (form.answer !== "large") return null;
+      const nothing = form.answers === "bars" ? say("no answer") : "∅";
+      return (this.large = make("p", { class: "given", dir: "auto" }, text.target || nothing));
     }
 
-    /** The place of an answer in the source, in characters: its context comes after the tab. */
-    place(answer) {
-      const shift = Array.from(this.tree.text.source).indexOf("\t") + 1;
-      return answer?.span?.map((at) => at + shift);
-    }
-
-    /** The other answers, best first; those that can be looked at are buttons. */
+    /** The other answers: bars; or a list, best first, where those that can be looked at are buttons. */
     others() {
-      if (kind === "classifier") return this.classes();
-      const items = (this.tree.answers ?? []).map((answer) => this.other(answer));
-      if (["encoder", "language"].includes(kind) || !items.length) return null;
+      const { form, answers } = this.tree;
+      if (form.answers === "bars") return this.classes();
+      if (form.answers !== "list" || !answers?.length) return null;
+      const items = answers.map((answer) => this.other(answer));
       return make("section", { class: "others" }, make("h3", {}, say("others")), make("ol", {}, ...items));
     }
 
-    other({ text, score, span }) {
-      const { onanswer } = this.options, local = kind === "reader";
-      const shown = make("span", { dir: "auto" }, text || "∅");
-      const amount = local ? gauge(Math.exp(score)) : make("small", { title: say("score", { score }) }, fixed(score));
-      const onclick = (event) => (local ? this.find(event.currentTarget, text, span) : onanswer(text));
-      const button = (local ? span : onanswer) && make("button", {
+    /** An answer that has its place in the source is shown there, another is looked at. */
+    other({ text, score, probability, place }) {
+      const { onanswer } = this.options, shown = make("span", { dir: "auto" }, text || "∅");
+      const sure = probability != null;
+      const amount = sure ? gauge(probability) : make("small", { title: say("score", { score }) }, fixed(score));
+      const onclick = (event) => (place ? this.find(event.currentTarget, text, place) : onanswer(text));
+      const button = (place || onanswer) && make("button", {
         type: "button", class: "plain", onclick, "aria-label": say("look at", { text: text || "∅" }) }, shown);
       return make("li", { "aria-current": text === this.tree.text.target ? "true" : null }, button || shown, amount);
     }
 
     /** Show where another answer is. */
-    find(button, text, span) {
-      this.large.textContent = text;
-      this.lines.mark(this.place({ span }));
+    find(button, text, place) {
+      if (this.large) this.large.textContent = text;
+      this.lines.mark(place);
       for (const item of button.closest("ol").children) item.removeAttribute("aria-current");
       button.closest("li").setAttribute("aria-current", "true");
     }
 
     /** Every class and how likely it is, likeliest first; where classes look at the text, one shows what it saw. */
     classes() {
-      const { tokens, scores, maps } = this.tree, chances = scores.logprobs.map(Math.exp);
+      const { tokens, scores, maps } = this.tree;
+      const chances = tokens.query.map((_, row) => Math.exp(scores.logprobs[row] ?? -Infinity));
       const looks = maps.find((entry) => entry.rows === "query");
       const order = range(chances.length).sort((a, b) => chances[b] - chances[a]);
       const item = (row) => {
@@ -806,7 +812,7 @@ const Regard = (() => {
       const hard = make("input", { type: "checkbox", name: "hard", checked: state.hard, onchange });
       const json = () => save(new Blob([JSON.stringify(tree)], { type: "application/json" }), "regard.json");
       return [
-        this.select("map", tree.maps.map((other) => [other.name, titleOf(other)])), this.select("head", heads),
+        this.select("map", tree.maps.map((other) => [other.name, this.titleOf(other)])), this.select("head", heads),
         this.select("row", rows), make("label", { class: "check" }, hard, say("hard")),
         make("span", { class: "saves" }, this.saving("PNG", () => this.matrix.download()), this.saving("JSON", json)),
       ];
@@ -818,9 +824,9 @@ const Regard = (() => {
       return make("label", {}, say(name), make("select", { name, onchange }, ...options));
     }
 
-    saving(kind, onclick) {
-      const title = say("save", { kind });
-      return make("button", { type: "button", name: kind, title, "aria-label": title, onclick }, `↓ ${kind}`);
+    saving(format, onclick) {
+      const title = say("save", { format });
+      return make("button", { type: "button", name: format, title, "aria-label": title, onclick }, `↓ ${format}`);
     }
 
     /** Change what is shown; the rest follows. */
@@ -835,6 +841,7 @@ const Regard = (() => {
     }
 
     draw() {
+      if (!this.tools.isConnected) return;  // something else is shown in its place
       const focused = this.tools.contains(document.activeElement) && document.activeElement.name;
       this.tools.replaceChildren(...this.controls());
       if (focused) this.tools.querySelector(`[name=${focused}]`)?.focus();
@@ -866,7 +873,7 @@ const Regard = (() => {
     title() {
       const { entry, state } = this;
       const head = state.head === "mean" ? say("mean") : state.head + 1;
-      return `${titleOf(entry)} · ${say("head")}: ${head}`;
+      return `${this.titleOf(entry)} · ${say("head")}: ${head}`;
     }
 
     /** Nothing is hovered: show the row that was kept. */
@@ -916,7 +923,7 @@ const Regard = (() => {
       const title = say(turned ? "seen" : "looks", { token: quoted(token) });
       const item = (index) => make("li", {}, make("bdi", {}, label(tokens[index])), gauge(weights[index]));
       const items = strongest.map(item);
-      this.looks.classList.toggle("sentences", kind === "reader" && this.tree.tokens.key.some(({ text }) => text.length > 24));
+      this.looks.classList.toggle("sentences", this.tree.tokens.key.some(({ text }) => text.length > 24));
       this.looks.replaceChildren(make("h3", {}, title), make("ol", {}, ...items));
       const first = strongest.slice(0, 3).map((index) => `${label(tokens[index])} ${percent(weights[index])}`);
       if (spoken) announce(`${title}: ${first.join(", ")}`);
@@ -972,5 +979,5 @@ const Regard = (() => {
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", open);
   else open();
 
-  return { view, words, say, speak, make, bar, memory, link, preferred, announce, calculate, percent };
+  return { view, words, say, said, speak, make, bar, memory, link, preferred, announce, calculate, percent };
 })();
