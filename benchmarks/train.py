@@ -131,7 +131,9 @@ def marian_step(kind: torch.dtype, attention: str) -> Callable[[Batch], None]:
         with torch.autocast("cpu", kind, enabled=kind != torch.float32):
             logits = model(batch.source, seen, decoder_input_ids=batch.target, use_cache=False).logits
         wanted = batch.answer.flatten()
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), wanted, ignore_index=PAD, label_smoothing=TRAIN.label_smoothing)
+        loss = F.cross_entropy(
+            logits.flatten(0, 1).float(), wanted, ignore_index=PAD, label_smoothing=TRAIN.label_smoothing
+        )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), TRAIN.clip_norm)
         optimizer.step()
