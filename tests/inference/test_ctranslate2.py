@@ -26,7 +26,7 @@ from regard.data.vocabulary import BOS, EOS, PAD
 from regard.errors import ConfigError, InputError, RunError
 from regard.formats.ctranslate2 import QUANTIZATIONS, export_ctranslate2
 from regard.inference.ctranslate2_engine import CTranslate2Engine
-from regard.inference.engine import TorchEngine
+from regard.inference.engine import Request, TorchEngine
 from regard.server.app import open_runs
 from regard.training.checkpoint import get_weights, save_weights
 
@@ -63,9 +63,9 @@ def compared(run: Path, quick=None, **settings):
     wanted = ours.predict(TEXTS, settings=chosen(ours, **settings), logprobs=True)
     found = theirs.predict(TEXTS, settings=chosen(theirs, **settings), logprobs=True)
     assert_same(wanted, found)
-    limits = [theirs.engine.make_row(one.ids, [], chosen(theirs, **settings)).most for one in theirs.encode(TEXTS)]
+    rows = theirs.engine.make_rows(theirs.encode(TEXTS), Request(chosen(theirs, **settings)))
     plain = theirs.predict(TEXTS, settings=chosen(theirs, **settings))
-    for (one,), (other,), limit in zip(wanted, plain, limits, strict=True):
+    for (one,), (other,), limit in zip(wanted, plain, [row.most for row in rows], strict=True):
         ended = len(one.tokens) - 1 < limit
         if ended or settings["beam_size"] == 1:
             assert other.text == one.text
@@ -229,7 +229,7 @@ def test_logprobs_come_when_they_are_wanted(tmp_path, kind, beam):
 @pytest.mark.parametrize("kind", ["transformer", "language model"])
 @pytest.mark.parametrize("beam", [1, 4])
 def test_one_text_at_a_time(runs, kind, beam):
-    """Alone it is decoded by several threads, in company by one; the answers are the same."""
+    """Alone or shared among replicas, the answers are the same."""
     ours, quick = slow_of(runs[kind]), quick_of(runs[kind], threads=2)
     texts = [*TEXTS, "cba", "olleh"]
     for text in texts:
@@ -237,10 +237,8 @@ def test_one_text_at_a_time(runs, kind, beam):
             one.predict([text], settings=chosen(one, beam_size=beam), logprobs=True) for one in (ours, quick)
         )
         assert_same(wanted, found)
-    assert set(quick.engine.translators) == {(1, 2)}
     wanted, found = (one.predict(texts, settings=chosen(one, beam_size=beam), logprobs=True) for one in (ours, quick))
     assert_same(wanted, found)
-    assert set(quick.engine.translators) == {(1, 2), (2, 1)}
 
 
 @pytest.mark.parametrize("kind", ["transformer", "language model"])
@@ -300,7 +298,7 @@ def test_streams_are_our_own(runs, kind, sample):
     for text in TEXTS:
         wanted, found = (list(one.stream(text, chosen(one, sample=sample))) for one in (ours, quick))
         assert found == wanted
-    assert not quick.engine.translators
+    assert "translator" not in vars(quick.engine)
 
 
 def test_a_context_that_slides_is_our_own(tmp_path):

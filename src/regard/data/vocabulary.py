@@ -105,6 +105,8 @@ class Vocabulary:
 
     def continued(self, before: Sequence[int], ids: Sequence[int]) -> str:
         """The text that ids add to what stands before them, its white space too; half a character is U+FFFD."""
+        if not before:
+            return self.decode(ids)
         tail = before[-8:]
         known, whole = self.decode(tail), self.decode([*tail, *ids])
         differ = (place for place, (one, other) in enumerate(zip(known, whole, strict=False)) if one != other)

@@ -72,67 +72,64 @@ class CTranslate2Engine:
         self, task: Task, model: nn.Module, find_folder: Callable[[], Path], device: str = "cpu", threads: int = 1
     ) -> None:
         self.task, self.model, self.find_folder, self.device, self.threads = task, model, find_folder, device, threads
-        self.own = TorchEngine(task, model)
+        self.own, self.parts = TorchEngine(task, model), list(model.modules())
         self.decoder_only = not task.architecture().encoder
         self.names, self.target_names = name_entries(task.source), name_entries(task.target)
         self.ids = {name: index for index, name in enumerate(self.target_names)}
-        self.translators: dict[tuple[int, int], Any] = {}
 
     @functools.cached_property
     def folder(self) -> Path:
         """Where the model is."""
         return self.find_folder()
 
-    def translator(self, rows: int) -> Any:
-        """CTranslate2's engine for so many rows at once, opened when it is first needed."""
-        replicas, threads = self.choose_threads(rows)
-        if (replicas, threads) not in self.translators:
-            kind = get_library().Generator if self.decoder_only else get_library().Translator
-            try:
-                made = kind(str(self.folder), device=self.device, inter_threads=replicas, intra_threads=threads)
-            except (RuntimeError, ValueError) as error:
-                raise RunError(f"{self.folder} cannot be opened by CTranslate2: {error}.") from error
-            self.translators[replicas, threads] = made
-        return self.translators[replicas, threads]
-
-    def choose_threads(self, rows: int) -> tuple[int, int]:
-        """Replicas and threads of each, as measured (docs/log.md): several rows are shared among replicas of one
-        thread; a row alone is multiplied by all threads in float32, by one in int8, whose products are too small."""
-        if rows > 1:
-            return self.threads, 1
-        return 1, self.threads if self.task.config.decode.quantization == "float32" else 1
+    @functools.cached_property
+    def translator(self) -> Any:
+        """CTranslate2's engine: as many replicas as there are threads, each with one, which share the rows among them.
+        Several threads for one row were slower, several times in a process that has torch's beside it (docs/log.md)."""
+        kind = get_library().Generator if self.decoder_only else get_library().Translator
+        try:
+            return kind(str(self.folder), device=self.device, inter_threads=self.threads, intra_threads=1)
+        except (RuntimeError, ValueError) as error:
+            raise RunError(f"{self.folder} cannot be opened by CTranslate2: {error}.") from error
 
     def generate(self, sources: Sequence[Encoded], request: Request) -> Iterator[Found]:
         """As `Engine.generate`."""
-        settings = request.settings
         if self.needs_own(request):
             yield from self.own.generate(sources, request)
             return
-        begins = request.prefixes or [[]] * len(sources)
-        rows = [self.make_row(source.ids, list(one), settings) for source, one in zip(sources, begins, strict=True)]
+        rows = self.make_rows(sources, request)
         found: dict[int, list[Candidate]] = {}
         yield from self.search(rows, request, found)
         chosen = [self.rank(row, found[i], request) for i, row in enumerate(rows)]
         yield from enumerate(self.score(sources, rows, chosen, request))
 
     def needs_own(self, request: Request) -> bool:
-        """Whether only our own engine does what is asked for. A language model's prefix, which limits count, is a part
-        of the prompt to CTranslate2."""
+        """Whether only our own engine does what is asked for. A model with hooks is looked at, and has to run itself; a
+        language model's prefix, which limits count, is a part of the prompt to CTranslate2."""
         settings = request.settings
-        if settings.sample or settings.slide or request.on_token is not None or is_watched(self.model):
+        if settings.sample or settings.slide or request.on_token is not None or self.is_watched():
             return True
         counted = self.decoder_only and any(request.prefixes) and not isinstance(self.model, Absent)
         return counted and bool(settings.no_repeat_ngram or settings.min_length)
 
-    def make_row(self, source: list[int], begin: list[int], settings: DecodeConfig) -> Row:
-        """A source with its limit, which is that of our own engine."""
-        lengths = torch.tensor(len(source))
-        limit = self.task.output_limit(lengths, settings)
-        wanted = int(max_tokens(lengths, settings))
-        tokens = max(wanted if limit is None else min(wanted, int(limit)), len(begin))
-        if self.decoder_only:
-            return Row([*source, *begin], [], begin, tokens - len(begin))
-        return Row(source, begin, [], tokens)
+    def is_watched(self) -> bool:
+        """Whether somebody looks at what parts of the model do, as a recorder does."""
+        return any(part._forward_hooks for part in self.parts)
+
+    def make_rows(self, sources: Sequence[Encoded], request: Request) -> list[Row]:
+        """Sources with their limits, which are those of our own engine."""
+        settings, begins = request.settings, request.prefixes or [()] * len(sources)
+        lengths = torch.tensor([len(source.ids) for source in sources])
+        wanted, limit = max_tokens(lengths, settings), self.task.output_limit(lengths, settings)
+        most = (wanted if limit is None else wanted.clamp(max=limit)).tolist()
+        rows = []
+        for source, given, tokens in zip(sources, begins, most, strict=True):
+            begin, tokens = list(given), max(tokens, len(given))
+            if self.decoder_only:
+                rows.append(Row([*source.ids, *begin], [], begin, tokens - len(begin)))
+            else:
+                rows.append(Row(source.ids, begin, [], tokens))
+        return rows
 
     # --- searching
 
@@ -177,7 +174,7 @@ class CTranslate2Engine:
             "max_batch_size": -(-len(rows) // self.threads),
             "asynchronous": most > LONG,
         }
-        source, engine = [[self.names[i] for i in row.source] for row in rows], self.translator(len(rows))
+        source, engine = [[self.names[i] for i in row.source] for row in rows], self.translator
         if self.decoder_only:
             limits = {"max_length": most, "min_length": least, "include_prompt_in_result": False}
             results = engine.generate_batch(source, **limits, **options)
@@ -200,7 +197,7 @@ class CTranslate2Engine:
         """One hypothesis in our words."""
         if math.isnan(score):
             raise RunError(BROKEN)
-        ids = [self.ids[token] for token in tokens]
+        ids = list(map(self.ids.__getitem__, tokens))
         ended = ids[-1:] == [EOS]
         return Candidate(ids[:-1] if ended else ids, ended, score, forced)
 
@@ -210,6 +207,8 @@ class CTranslate2Engine:
         """The `best` of what was found, by our own length penalty. Where CTranslate2's sums cannot be compared, all
         that was found is kept, to be scored again."""
         settings, found = request.settings, [end_early(one) for one in found]
+        if len(found) == 1:
+            return found
         if row.begin and settings.beam_size > 1 and settings.min_length <= len(row.begin):
             bare = Candidate(row.begin, True, 0.0)  # CTranslate2 does not always try to end right behind a prefix
             found = found if any(one.tokens == row.begin for one in found) else [bare, *found]
@@ -259,16 +258,11 @@ class CTranslate2Engine:
         written = [[self.target_names[i] for i in output] for _, output in pairs]
         if self.decoder_only:
             read, written = [[*one, *other, SPECIAL[EOS]] for one, other in zip(read, written, strict=True)], []
-        results = self.translator(len(pairs)).score_batch(read, *([written] if written else []), max_input_length=0)
+        results = self.translator.score_batch(read, *([written] if written else []), max_input_length=0)
         return [list(one.log_probs)[-len(output) - 1 :] for one, (_, output) in zip(results, pairs, strict=True)]
 
 
 def end_early(candidate: Candidate) -> Candidate:
     """A candidate that ends where no token was allowed any more: CTranslate2 writes <pad> there."""
-    place = next((i for i, token in enumerate(candidate.tokens) if token in (PAD, BOS)), None)
-    return candidate if place is None else candidate._replace(tokens=candidate.tokens[:place])
-
-
-def is_watched(model: nn.Module) -> bool:
-    """Whether somebody looks at what parts of a model do, as a recorder does: then they have to do it."""
-    return any(part._forward_hooks for part in model.modules())
+    places = [candidate.tokens.index(token) for token in (PAD, BOS) if token in candidate.tokens]
+    return candidate._replace(tokens=candidate.tokens[: min(places)]) if places else candidate
