@@ -164,7 +164,7 @@ def test_what_a_task_does_not_do_is_refused_in_words(silent):
     for call, message in (
         (lambda: silent.prefix_ids(source, "a"), "this model does not write its answers"),
         (lambda: silent.continuation(source), "this model does not write: there is nothing to stream"),
-        (lambda: silent.output_limit(torch.tensor([3]), DecodeConfig()), "this model does not write"),
+        (lambda: silent.output_limit(3, DecodeConfig()), "this model does not write"),
         (lambda: silent.states(None, torch.tensor([[4]]), torch.tensor([1])), "this model has no vectors"),
         (
             lambda: silent.make_source({"question": "a"}),

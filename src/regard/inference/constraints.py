@@ -37,7 +37,9 @@ def make_sources(
 ) -> Sources:
     """Sources (sentences, source) with the limits of a configuration. Outputs begin with their prefix; none has more
     than `most` tokens: a limit for all, or (sentences,)."""
-    room = max_tokens(lengths, config)
+    room = torch.tensor([max_tokens(length, config) for length in lengths.tolist()], dtype=torch.long).to(
+        lengths.device
+    )
     room = room if most is None else room.clamp(max=most)
     prefix = torch.full((len(source), max(map(len, prefixes or [[]]))), PAD)
     for row, tokens in enumerate(prefixes or []):
@@ -48,9 +50,9 @@ def make_sources(
     return Sources(source, lengths, Constraints(room, least, prefix.to(source.device), soonest, config.min_length))
 
 
-def max_tokens(lengths: Tensor, config: DecodeConfig) -> Tensor:
-    """The most tokens that the outputs of sources of these lengths may have, by a configuration."""
-    return (lengths * config.max_ratio).long() + config.max_extra
+def max_tokens(length: int, config: DecodeConfig) -> int:
+    """The most tokens that the output to a source of this many may have, by a configuration."""
+    return int(length * config.max_ratio) + config.max_extra
 
 
 Length = TypeVar("Length", float, Tensor)

@@ -13,10 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
-from regard.config.run import DecodeConfig
 from regard.data.encoding import Encoded
 from regard.data.vocabulary import BOS, EOS, PAD, SPECIAL
 from regard.errors import InputError, RunError
@@ -118,13 +116,11 @@ class CTranslate2Engine:
 
     def make_rows(self, sources: Sequence[Encoded], request: Request) -> list[Row]:
         """Sources with their limits, which are those of our own engine."""
-        settings, begins = request.settings, request.prefixes or [()] * len(sources)
-        lengths = torch.tensor([len(source.ids) for source in sources])
-        wanted, limit = max_tokens(lengths, settings), self.task.output_limit(lengths, settings)
-        most = (wanted if limit is None else wanted.clamp(max=limit)).tolist()
-        rows = []
-        for source, given, tokens in zip(sources, begins, most, strict=True):
-            begin, tokens = list(given), max(tokens, len(given))
+        settings, rows = request.settings, []
+        for source, given in zip(sources, request.prefixes or [()] * len(sources), strict=True):
+            length, begin = len(source.ids), list(given)
+            limit, wanted = self.task.output_limit(length, settings), max_tokens(length, settings)
+            tokens = max(wanted if limit is None else min(wanted, limit), len(begin))
             if self.decoder_only:
                 rows.append(Row([*source.ids, *begin], [], begin, tokens - len(begin)))
             else:

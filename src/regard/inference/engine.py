@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import torch
+
 from regard.config.run import DecodeConfig
 from regard.data.batching import pad_sources
 from regard.data.encoding import Encoded
@@ -40,6 +42,7 @@ class TorchEngine:
         """As `Engine.generate`."""
         settings, device = request.settings, next(self.model.parameters()).device
         ids, lengths = (part.to(device) for part in pad_sources([one.ids for one in sources]))
-        limit = self.task.output_limit(lengths, settings)
-        batch = make_sources(ids, lengths, settings, request.prefixes, limit)
+        limits = [self.task.output_limit(len(one.ids), settings) for one in sources]
+        most = None if None in limits else torch.tensor(limits, device=device)
+        batch = make_sources(ids, lengths, settings, request.prefixes, most)
         return generate(self.model, batch, settings, best=request.best, on_token=request.on_token)

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
-import torch
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
@@ -53,7 +52,7 @@ def read_prompts(predictor: Predictor, body: CompletionBody) -> list[Prompt]:
                     400, f"token {max(given)} is not in the vocabulary of {predictor.source.size:,}.", param="prompt"
                 )
             ids, count = given, len(given)
-        limit = predictor.task.output_limit(torch.tensor(count), predictor.config.decode)
+        limit = predictor.task.output_limit(count, predictor.config.decode)
         slides = limit is None
         if count + body.max_tokens > context and not (slides and count <= context):
             raise RefusedError(

@@ -86,5 +86,5 @@ class GenerationTask(Task):
     def continuation(self, source: Encoded) -> list[int]:
         return []
 
-    def output_limit(self, lengths: Tensor, settings: DecodeConfig) -> int | Tensor | None:
+    def output_limit(self, length: int, settings: DecodeConfig) -> int | None:
         return 2 * self.config.text.max_length

@@ -153,10 +153,8 @@ class LanguageModelTask(GenerationTask):
     def continuation(self, source: Encoded) -> list[int]:
         return source.ids
 
-    def output_limit(self, lengths: Tensor, settings: DecodeConfig) -> int | Tensor | None:
-        if self.slides(settings):
-            return None
-        return (self.config.text.max_length - lengths).clamp(min=0)
+    def output_limit(self, length: int, settings: DecodeConfig) -> int | None:
+        return None if self.slides(settings) else max(0, self.config.text.max_length - length)
 
     def slides(self, settings: DecodeConfig) -> bool:
         """Whether a text goes on past the context."""

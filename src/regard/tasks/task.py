@@ -280,8 +280,8 @@ class Task:
         """The ids that a written answer goes on from."""
         raise InputError("this model does not write: there is nothing to stream.")
 
-    def output_limit(self, lengths: Tensor, settings: DecodeConfig) -> int | Tensor | None:
-        """The most tokens that outputs of sources of these lengths (sentences,) may have."""
+    def output_limit(self, length: int, settings: DecodeConfig) -> int | None:
+        """The most tokens that the output to a source of this many may have, whatever the settings' limits."""
         raise InputError("this model does not write.")
 
     def length_bounds(self, source: Sequence[int], answer: Answer, settings: DecodeConfig) -> Bounds | None:
