@@ -3,6 +3,7 @@ look, embed, serve and the page; and refuses what it does not offer."""
 
 import json
 import random
+import shutil
 
 import httpx
 import pytest
@@ -145,3 +146,22 @@ def test_served(run):
             "does not continue texts: its task is to rate"
             in httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}).text
         )
+
+
+@pytest.mark.slow
+def test_the_page(run, tmp_path):
+    """A real browser: the number in large letters, and the text lit where the number looked."""
+    api = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or pytest.skip("there is no chromium")
+    with live({"rating": regard.load(run)}) as server, api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(server.url)
+        page.locator("#field-text").fill("the film was superb")
+        page.locator(".given").wait_for()
+        assert float(page.locator(".given").inner_text()) > 4
+        assert "superb" in page.locator(".looks li").first.inner_text()
+        titles = page.locator(".heads h3").all_inner_texts()
+        assert titles == ["The answer looks at the text", "The text looks at itself"]
+        page.screenshot(path=tmp_path / "page.png")
+        browser.close()
