@@ -1,7 +1,6 @@
 """Models are ordinary torch modules: other people's tools work on them."""
 
 import os
-import shutil
 import subprocess
 import sys
 import warnings
@@ -54,12 +53,10 @@ def test_two_processes_equal_one(way):
 def test_compiled_gives_the_same_loss(name):
     model, batch = make_model(name), make_batch(name)
     wanted = model(batch, 0.1)
-    compiler = shutil.which("c++") or shutil.which("g++")
-    backend = "inductor" if compiler and name == "transformer" else "aot_eager"  # inductor takes half a minute a model
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the compiler itself
         torch.compiler.reset()
-        found = torch.compile(model, backend=backend)(batch, 0.1)
+        found = torch.compile(model, backend="aot_eager")(batch, 0.1)  # inductor takes half a minute a model
         (found.total / found.tokens).backward()
     torch.testing.assert_close(found.total, wanted.total, rtol=1e-4, atol=1e-5)
     assert all(one.grad is not None for one in model.parameters() if one.requires_grad)

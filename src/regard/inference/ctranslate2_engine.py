@@ -147,6 +147,8 @@ class CTranslate2Engine:
 
         everybody, most = range(len(rows)), max(row.most for row in rows)
         yield from batch(lambda i: (lengths[i], most), everybody, False)
+        if max(request.settings.beam_size, request.best) == 1:
+            found.update((i, [cut(found[i][0], row.most)]) for i, row in enumerate(rows))
         again = [i for i in everybody if any(odd(rows[i], one) for one in found[i])]
         yield from batch(lambda i: (lengths[i], rows[i].most), again, True)
 
@@ -256,6 +258,13 @@ class CTranslate2Engine:
             read, written = [[*one, *other, SPECIAL[EOS]] for one, other in zip(read, written, strict=True)], []
         results = self.translator.score_batch(read, *([written] if written else []), max_input_length=0)
         return [list(one.log_probs)[-len(output) - 1 :] for one, (_, output) in zip(results, pairs, strict=True)]
+
+
+def cut(candidate: Candidate, most: int) -> Candidate:
+    """A greedy candidate of at most so many tokens: what it would have been, but for its sum, which is made again."""
+    if len(candidate.tokens) <= most:
+        return candidate
+    return candidate._replace(tokens=candidate.tokens[:most], ended=False, forced=True)
 
 
 def end_early(candidate: Candidate) -> Candidate:
