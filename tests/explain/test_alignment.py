@@ -9,7 +9,7 @@ from regard.explain.look import look
 from regard.inference.load import load
 from regard.training.prepare import start_run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.weekly
 
 
 def trained(recipe, folder):

@@ -123,6 +123,7 @@ def test_smollm2(smollm2, theirs):
         assert_close(logits.log_softmax(-1)[..., places], wanted.logits.log_softmax(-1), atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize(
     "text", ["The capital of France is", "def fibonacci(n):\n", "한국의 수도는", "Once upon a time"]
 )

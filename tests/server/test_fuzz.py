@@ -59,7 +59,7 @@ def test_the_document_is_kept(document):
     explored(document, 5)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_the_document_is_kept_for_long(document):
     explored(document, 300)
 
@@ -98,7 +98,7 @@ def test_translate_bodies(client, body):
     translated(client, body)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @given(body=bodies)
 @settings(ANY, max_examples=600)
 def test_translate_bodies_for_long(client, body):
@@ -154,7 +154,7 @@ def test_completion_bodies(client, body):
     posted(client, "/v1/completions", body)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @given(body=completing)
 @settings(ANY, max_examples=600)
 def test_completion_bodies_for_long(client, body):

@@ -227,10 +227,10 @@ def test_pieces_make_up_the_document(document):
 
 
 @pytest.mark.parametrize("bad", ["<!--", '<a"', "<a ", "</", "<![", "&#", "<a b='", "<script>", "<style ", "a\n"])
-def test_splitting_takes_little_time(bad):
+def test_splitting_does_not_backtrack(bad):
     began = time.perf_counter()
-    split_document((bad * 5000)[:5000], "html")
-    assert time.perf_counter() - began < 0.5
+    split_document((bad * 20_000)[:20_000], "html")
+    assert time.perf_counter() - began < 10  # what backtracks takes minutes
 
 
 def test_signs_alone_are_not_translated():
