@@ -124,4 +124,4 @@ def test_slow_clients_keep_nobody_waiting(server):
 
 
 def test_an_error_can_quote_anything():
-    assert problem(400, "it was \ud800").body == b'{"error": "it was ?"}'
+    assert problem(RefusedError(400, "it was \ud800")).body == b'{"error": "it was ?"}'

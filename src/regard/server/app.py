@@ -28,25 +28,12 @@ try:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from regard.server import schemas
     from regard.server.completions import CompletionBody
     from regard.server.keys import require_bearer
     from regard.server.libretranslate import libretranslate_routes
     from regard.server.middleware import Middleware, Server, problem
     from regard.server.openai import openai_routes
-    from regard.server.schemas import (
-        COMPLETIONS,
-        FAILURES,
-        MODELS,
-        PROBLEMS,
-        LookBody,
-        ModelAnswer,
-        ModelsAnswer,
-        PredictAnswer,
-        PredictBody,
-        Responses,
-        decode_settings,
-        explain_problems,
-    )
     from regard.server.service import Service
     from regard.server.settings import RefusedError, ServeSettings
     from regard.server.workers import check_workers, open_sockets, share_metrics, supervise
@@ -56,21 +43,14 @@ except ModuleNotFoundError as error:
     raise ConfigError(f"serving needs {error.name}: pip install 'regard[serve]'.") from error
 
 STUDIO = Path(__file__).parent / "studio"
-KINDS = {
-    ".html": "text/html",
-    ".js": "text/javascript",
-    ".css": "text/css",
-    ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".json": "application/json",
-}
-# --- routes ----------------------------------------------------------------------------------------------------------
+KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
 def describe_model(name: str, predictor: Predictor, since: int) -> dict[str, Any]:
     """A model in /v1/models, served since a time."""
     config = predictor.config
-    source, target = (None if code == side else code for code, side in zip(config.text.languages, SIDES, strict=True))
+    sides = zip(config.text.languages, ("source", "target"), strict=True)  # the languages of a run that names none
+    source, target = (None if code == side else code for code, side in sides)
     return {
         "id": name,
         "object": "model",
@@ -87,10 +67,6 @@ def describe_model(name: str, predictor: Predictor, since: int) -> dict[str, Any
     }
 
 
-SIDES = ("source", "target")
-"""The languages of a run that names none."""
-
-
 def describe_answer(answer: Answer) -> dict[str, Any]:
     """An answer in /v1/predict, with the details that its task's answers have."""
     tokens = [{"text": token.text, "logprob": token.logprob} for token in answer.tokens]
@@ -99,49 +75,47 @@ def describe_answer(answer: Answer) -> dict[str, Any]:
 
 def own_routes(service: Service, guarded: Sequence[Any]) -> APIRouter:
     """The API of regard itself."""
-    listed: Responses = {status: PROBLEMS[status] for status in (401, 408, 413)}
-    router = APIRouter(tags=["regard"], dependencies=list(guarded), responses=listed)
-    problems: Responses = {status: PROBLEMS[status] for status in (400, 404, 422, 429, 503)}
-    failures: Responses = {status: FAILURES[status] for status in (401, 408, 413)}
+    router = APIRouter(tags=["regard"], dependencies=list(guarded), responses=schemas.problems(401, 408, 413))
+    failures = schemas.problems(401, 408, 413, form=schemas.Failure)
+    missing = schemas.problems(404, form=schemas.Failure)
+    problems = schemas.problems(400, 404, 422, 429, 503)
 
-    @router.get(MODELS, responses={200: {"model": ModelsAnswer}, **failures})
+    @router.get(schemas.MODELS, responses={200: {"model": schemas.ModelsAnswer}, **failures})
     async def models() -> JSONResponse:
         """The runs that are served, the default one first."""
         data = [describe_model(name, predictor, service.since) for name, predictor in service.predictors.items()]
         return JSONResponse({"object": "list", "data": data})
 
-    @router.get(f"{MODELS}/{{model}}", responses={200: {"model": ModelAnswer}, **failures, 404: FAILURES[404]})
+    @router.get(f"{schemas.MODELS}/{{model}}", responses={200: {"model": schemas.ModelAnswer}, **failures, **missing})
     async def model(model: str) -> JSONResponse:
         """One of the runs that are served."""
         name = service.find(model)
         return JSONResponse(describe_model(name, service.predictors[name], service.since))
 
-    @router.post("/v1/predict", responses={200: {"model": PredictAnswer}, **problems})
-    async def predict(body: PredictBody) -> JSONResponse:
+    @router.post("/v1/predict", responses={200: {"model": schemas.PredictAnswer}, **problems})
+    async def predict(body: schemas.PredictBody) -> JSONResponse:
         """Answer one text or several, with scores, token log-probabilities and what is suspicious."""
         name = service.find(body.model)
         predictor = service.predictors[name]
-        if body.texts is None:
-            sources = [predictor.task.make_source(body.given())]
-        else:
-            sources = [predictor.task.make_source({"text": text}) for text in body.texts]
+        asked = [body.given()] if body.texts is None else [{"text": text} for text in body.texts]
+        sources = [predictor.task.make_source(one) for one in asked]
         service.check(sources)
-        settings = decode_settings(predictor, body.settings)
+        settings = schemas.decode_settings(predictor, body.settings)
         found = await service.answers(name, sources, body.best, settings, logprobs=body.logprobs)
         trees = [[describe_answer(answer) for answer in answers] for answers in found]
         return JSONResponse({"model": name, "answers": trees})
 
     @router.post("/v1/look", responses=problems)
-    async def look(body: LookBody) -> Response:
+    async def look(body: schemas.LookBody) -> Response:
         """Answer one text and give the attention behind it (docs/maps.md)."""
         name = service.find(body.model)
         predictor = service.predictors[name]
         source = predictor.task.make_source(body.given())
         service.check([source, body.target or ""])
-        settings = decode_settings(predictor, body.settings)
+        settings = schemas.decode_settings(predictor, body.settings)
         options = {"packed": body.packed, "full": body.full, "vectors": body.vectors}
         found = await service.look(name, source, body.best, settings, options, body.target)
-        return Response(found, media_type=KINDS[".json"])
+        return Response(found, media_type="application/json")
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -156,20 +130,17 @@ def page_routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["page"])
     files = {path.name: path.read_bytes() for path in STUDIO.glob("*") if path.suffix in KINDS}
 
-    def file(name: str) -> Response:
+    @router.get("/studio/{name}", include_in_schema=False)
+    async def studio(name: str) -> Response:
         if name not in files:
             raise RefusedError(404, f"there is no page file {name[:100]!r}.")
         return Response(files[name], media_type=KINDS[Path(name).suffix], headers={"Cache-Control": "no-cache"})
 
     @router.get("/", include_in_schema=False)
     async def index() -> Response:
-        return file("index.html")
+        return await studio("index.html")
 
-    @router.get("/studio/{name}", include_in_schema=False)
-    async def studio(name: str) -> Response:
-        return file(name)
-
-    @router.get("/health", responses={503: PROBLEMS[503]})
+    @router.get("/health", responses=schemas.problems(503))
     async def health() -> JSONResponse:
         """Whether requests are taken."""
         if service.batcher.closing:
@@ -198,9 +169,6 @@ def make_documentation(schema: dict[str, Any]) -> str:
     )
 
 
-# --- the application -------------------------------------------------------------------------------------------------
-
-
 def make_app(predictors: Mapping[str, Predictor], settings: ServeSettings | None = None) -> FastAPI:
     """The whole server as an ASGI application; `app.state.service` is what it serves."""
     service = Service(predictors, settings or ServeSettings())
@@ -217,7 +185,6 @@ def make_app(predictors: Mapping[str, Predictor], settings: ServeSettings | None
     for router in (own, openai, libretranslate_routes(service), page_routes(service)):
         app.include_router(router)
     app.add_middleware(Middleware, service=service)
-
     answer_errors(app)
     return app
 
@@ -228,11 +195,12 @@ def answer_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         wrong, path = error.errors(), request.url.path
-        if path != COMPLETIONS:
-            return problem(*explain_problems(wrong, LookBody if path == "/v1/look" else PredictBody))
+        if path != schemas.COMPLETIONS:
+            known = schemas.LookBody if path == "/v1/look" else schemas.PredictBody
+            return problem(RefusedError(*schemas.explain_problems(wrong, known)))
         place = [str(part) for part in wrong[0]["loc"] if part != "body"]
-        _, words = explain_problems(wrong, CompletionBody)
-        return problem(400, words, path=path, param=place[0] if place else None)
+        _, words = schemas.explain_problems(wrong, CompletionBody)
+        return problem(RefusedError(400, words, place[0] if place else None), path)
 
     @app.exception_handler(HTTPException)
     async def failed(request: Request, error: HTTPException) -> Response:
@@ -242,15 +210,15 @@ def answer_errors(app: FastAPI) -> None:
             404: f"nothing is at {path}; /docs lists what is.",
             405: f"{request.method} is not possible at {path}, only {headers.get('Allow')}.",
         }
-        return problem(error.status_code, words.get(error.status_code, str(error.detail)), headers, path)
+        return problem(RefusedError(error.status_code, words.get(error.status_code, str(error.detail))), path, headers)
 
     @app.exception_handler(RefusedError)
     async def refused(request: Request, error: RefusedError) -> Response:
-        return problem(error.status, error.message, error.headers, request.url.path, error.param, error.code)
+        return problem(error, request.url.path)
 
     @app.exception_handler(RegardError)
     async def unfit(request: Request, error: RegardError) -> Response:
-        return problem(400, str(error), path=request.url.path)
+        return problem(RefusedError(400, str(error)), request.url.path)
 
 
 def read_settings(changes: Iterable[str]) -> tuple[ServeSettings, list[str]]:

@@ -28,8 +28,7 @@ class Metrics:
         self.requests = Counter("regard_requests", "Requests answered.", ["route", "status"], registry=here)
         self.seconds = Histogram("regard_request_seconds", "From request to answer.", ["route"], registry=here)
         self.batch = Histogram("regard_batch_texts", "Texts decoded together.", registry=here, buckets=sizes)
-        mode: Any = "livesum"
-        self.waiting = Gauge("regard_waiting_texts", "Texts in the queue.", registry=here, multiprocess_mode=mode)
+        self.waiting = Gauge("regard_waiting_texts", "Texts in the queue.", registry=here, multiprocess_mode="livesum")
         self.tokens = Counter("regard_tokens", "Tokens read and written.", ["side"], registry=here)
         self.flagged = Counter("regard_flagged_answers", "Answers that the guard flagged.", registry=here)
 
@@ -41,8 +40,6 @@ class Metrics:
         MultiProcessCollector(together)  # type: ignore[no-untyped-call]
         return together
 
-
-# --- the queue -------------------------------------------------------------------------------------------------------
 
 Work = Callable[[list[Any]], Iterable[tuple[int, Any] | None]]
 """Items -> the place of each and its outcome, as they come: a result, or the exception to raise where it was asked for.
@@ -109,10 +106,8 @@ class Batcher:
             async with asyncio.timeout(self.settings.timeout):
                 return await asyncio.gather(*(job.future for job in jobs))
         except TimeoutError:
-            seconds = f"{self.settings.timeout:g}"
-            raise RefusedError(
-                503, f"no answer within {seconds} seconds: the server is busy. Try again later."
-            ) from None
+            words = f"no answer within {self.settings.timeout:g} seconds: the server is busy. Try again later."
+            raise RefusedError(503, words) from None
         finally:
             for job in jobs:
                 job.future.cancel()
@@ -124,19 +119,15 @@ class Batcher:
         self.waiting = tuple(jobs)
         self.metrics.waiting.set(len(self.waiting))
 
-    def admit(self, count: int) -> None:
+    def admit(self, came: int) -> None:
         """Refuse what the queue cannot take."""
-        most = self.settings.max_queue
+        waiting, most = len(self.waiting), self.settings.max_queue
         if self.closing:
             raise RefusedError(503, "the server is stopping. Try another, or again later.")
-        if count > most:
-            raise RefusedError(
-                413, f"the request holds {count:,} pieces of text, at most {most:,} are taken. Split it."
-            )
-        if len(self.waiting) + count > most:
-            raise RefusedError(
-                429, f"the queue is full: {len(self.waiting):,} texts wait, at most {most:,} may. Try later."
-            )
+        if came > most:
+            raise RefusedError(413, f"the request holds {came:,} pieces of text, at most {most:,} are taken. Split it.")
+        if waiting + came > most:
+            raise RefusedError(429, f"the queue is full: {waiting:,} texts wait, at most {most:,} may. Try later.")
 
     async def run(self) -> None:
         """Work until the server stops and nobody waits any more."""
@@ -173,9 +164,7 @@ class Batcher:
 
     def taken(self) -> list[Job]:
         """The first job and those that can be worked on with it, out of the queue."""
-        first = self.first()
-        batch: list[Job] = []
-        rest: list[Job] = []
+        first, batch, rest = self.first(), list[Job](), list[Job]()
         for job in self.waiting:
             fits = first is not None and job.key == first.key and len(batch) < self.settings.batch_items
             (batch if fits else rest).append(job)
@@ -217,9 +206,9 @@ class Batcher:
         """Jobs broke down: each that is left is done alone, so that nobody fails because of another."""
         if len(jobs) == 1:
             settle(jobs[0].future, error)
-            return
-        left = [job._replace(key=object()) for job in jobs if not job.future.done()]
-        self.queue([*left, *self.waiting])
+        else:
+            left = [job._replace(key=object()) for job in jobs if not job.future.done()]
+            self.queue([*left, *self.waiting])
 
 
 def started(jobs: list[Job]) -> Steps:
@@ -229,9 +218,7 @@ def started(jobs: list[Job]) -> Steps:
 
 def settle(future: asyncio.Future[Any], outcome: Any) -> None:
     """Tell whoever waits; perhaps nobody does any more."""
-    if future.done():
-        return
-    if isinstance(outcome, Exception):
+    if not future.done() and isinstance(outcome, Exception):
         future.set_exception(outcome)
-    else:
+    elif not future.done():
         future.set_result(outcome)

@@ -6,7 +6,7 @@ half a character, nor the beginning of a stop.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import torch
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
@@ -21,17 +21,14 @@ from regard.server.schemas import Body, Text, refuse_surrogates
 
 BUDGET = 16_384
 """Padded tokens of prompts that are read at once."""
-
-
-# --- requests --------------------------------------------------------------------------------------------------------
+Finish = Literal["stop", "length"]
+Likely = list[tuple[int, float]]
+"""The likeliest tokens in a place, by their ids, and their log-probabilities."""
 
 
 def nullable(schema: dict[str, Any]) -> None:
     """In OpenAPI: every field may be null, which is as if it were left out."""
     schema["properties"] = {name: {"anyOf": [field, {"type": "null"}]} for name, field in schema["properties"].items()}
-
-
-Stop = Annotated[str, Field(min_length=1), AfterValidator(refuse_surrogates)]
 
 
 class StreamOptions(Body):
@@ -41,6 +38,9 @@ class StreamOptions(Body):
 
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
+Item = TypeVar("Item")
+NonEmpty = Annotated[list[Item], Field(min_length=1)]
+Stop = Annotated[str, Field(min_length=1), AfterValidator(refuse_surrogates)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
@@ -50,12 +50,7 @@ class CompletionBody(Body):
     model_config = ConfigDict(json_schema_extra=nullable)
     model: str | None = None
     """A name of /v1/models; the first that continues texts by default."""
-    prompt: (
-        Text
-        | Annotated[list[Text], Field(min_length=1)]
-        | Annotated[list[Token], Field(min_length=1)]
-        | Annotated[list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1)]
-    ) = ""
+    prompt: Text | NonEmpty[Text] | NonEmpty[Token] | NonEmpty[NonEmpty[Token]] = ""
     """A text or several, or the ids of their tokens."""
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 16
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
@@ -104,9 +99,8 @@ class CompletionBody(Body):
 
     def prompts(self) -> list[str | list[int]]:
         """Each prompt: a text, or ids."""
-        single = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
-        found: Any = [self.prompt] if single else self.prompt
-        return list(found)
+        prompt: Any = self.prompt
+        return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
 
     def stops(self) -> list[str]:
         """Texts that end a continuation."""
@@ -122,9 +116,6 @@ class CompletionBody(Body):
             "top_p": max(self.top_p, 1e-9) if self.top_p < 1 else None,
             "seed": (self.seed or 0) % 2**32,
         }
-
-
-# --- one choice ------------------------------------------------------------------------------------------------------
 
 
 class Prompt(NamedTuple):
@@ -149,7 +140,7 @@ class Part(NamedTuple):
     number: int
     text: str
     tokens: list[CompletionToken]
-    finish: Literal["stop", "length"] | None = None
+    finish: Finish | None = None
 
 
 class Choice:
@@ -157,18 +148,15 @@ class Choice:
 
     def __init__(self, index: int, prompt: Prompt, body: CompletionBody, predictor: Predictor, sample: int) -> None:
         self.index, self.prompt, self.body, self.vocabulary = index, prompt, body, predictor.target
-        self.sample, self.most = sample, body.max_tokens
         self.settings = predictor.config.decode.model_copy(update=body.decode_settings())
         self.draw = sampler(self.settings, sample) if self.settings.sample else greedy
         self.emit: Callable[[Part], object] = lambda part: None
-        self.ids: list[int] = []
-        self.text = ""
+        self.ids, self.text, self.gone = list[int](), "", False
         self.start = len(prompt.text) if body.echo else 0
         self.tokens: list[CompletionToken] = []
         self.sent = self.told = 0
-        self.likely: list[tuple[int, float]] = []
-        self.finish: Literal["stop", "length"] | None = None
-        self.gone = False
+        self.likely: Likely = []
+        self.finish: Finish | None = None
 
     def choose(self, logprobs: Tensor, step: int) -> int:
         """The next token, from logprobs (vocab,)."""
@@ -197,13 +185,13 @@ class Choice:
             self.text = self.text[: min(cuts)]
             self.tokens = [one for one in self.tokens if one.offset < self.start + len(self.text)]
             return self.end("stop")
-        if len(self.ids) >= self.most:
+        if len(self.ids) >= self.body.max_tokens:
             return self.end("length")
         sure = settled(self.text, self.vocabulary.composed)
         self.send(sure - held_back(self.text[:sure], self.body.stops()))
         return False
 
-    def end(self, why: Literal["stop", "length"]) -> bool:
+    def end(self, why: Finish) -> bool:
         """Send the rest, without half a character."""
         self.finish = why
         self.send(settled(self.text, False))
@@ -223,7 +211,7 @@ class Choice:
         if self.body.echo:
             tokens = score_prompt(model, self.prompt.ids, self.vocabulary, self.body.logprobs)
             self.emit(Part(self.index, self.prompt.text, tokens))
-        if not self.most:
+        if not self.body.max_tokens:
             self.end("length")
 
 
@@ -234,12 +222,7 @@ def held_back(text: str, stops: Sequence[str]) -> int:
 
 
 def make_token(
-    vocabulary: Vocabulary,
-    before: Sequence[int],
-    token: int,
-    logprob: float | None,
-    likely: Sequence[tuple[int, float]],
-    offset: int,
+    vocabulary: Vocabulary, before: list[int], token: int, logprob: float | None, likely: Likely, offset: int
 ) -> CompletionToken:
     """A token with the likeliest ones in its place, itself among them."""
     text = vocabulary.added(before, token)
@@ -255,7 +238,7 @@ def score_prompt(model: Any, ids: list[int], vocabulary: Vocabulary, count: int 
         return []
     row = torch.tensor([ids], device=next(model.parameters()).device)
     chances: list[float | None] = [None]
-    tops: list[list[tuple[int, float]]] = [[]]
+    tops: list[Likely] = [[]]
     states = model.hidden(Batch(row, row, row, row))[0]
     for start in range(0, len(ids) - 1, 256):  # some at a time: a vocabulary is wide
         wanted = row[0, start + 1 : start + 257]
@@ -270,9 +253,6 @@ def score_prompt(model: Any, ids: list[int], vocabulary: Vocabulary, count: int 
             found.append(make_token(vocabulary, before, token, chances[place], tops[place], offset))
             offset += len(vocabulary.continued(before, [token]).replace("\ufffd", ""))
     return found
-
-
-# --- all choices that wait -------------------------------------------------------------------------------------------
 
 
 def write_choices(predictor: Predictor, choices: Sequence[Choice]) -> Iterator[tuple[int, Exception | None] | None]:
@@ -294,7 +274,7 @@ def write_together(predictor: Predictor, choices: Sequence[Choice]) -> Iterator[
     """Write choices as the rows of one batch, a step at a time."""
     device = next(predictor.model.parameters()).device
     ids, lengths = (part.to(device) for part in pad_sources([choice.prompt.ids for choice in choices]))
-    longest = torch.tensor([choice.most for choice in choices], device=ids.device)
+    longest = torch.tensor([choice.body.max_tokens for choice in choices], device=ids.device)
     sources = Sources(ids, lengths, Constraints(longest, torch.zeros_like(longest), ids[:, :0], int(longest.min()), 0))
 
     def choose(logprobs: Tensor, step: int) -> Tensor:

@@ -15,12 +15,6 @@ def is_known(key: str, keys: Sequence[str]) -> bool:
     return any([compare_digest(key.encode("utf-8", "replace"), known.encode()) for known in keys])
 
 
-def bearer_key(header: str) -> str:
-    """The key of an Authorization header; "" if there is none."""
-    scheme, _, sent = header.partition(" ")
-    return sent.strip() if scheme.lower() == "bearer" else ""
-
-
 def require_bearer(keys: Sequence[str]) -> Any:
     """A dependency that wants `Authorization: Bearer KEY`."""
 
@@ -36,7 +30,8 @@ def require_bearer(keys: Sequence[str]) -> Any:
 
 def check_field_or_bearer(field: Any, header: str, keys: Sequence[str]) -> None:
     """LibreTranslate's way: a key in the field api_key, or as a bearer."""
-    if not keys or is_known(bearer_key(header), keys):
+    scheme, _, sent = header.partition(" ")
+    if not keys or (scheme.lower() == "bearer" and is_known(sent.strip(), keys)):
         return
     if not field:
         raise RefusedError(401, "an API key is needed: send it as api_key.")

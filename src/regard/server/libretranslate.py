@@ -9,6 +9,7 @@ import html
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from fastapi import APIRouter
@@ -18,16 +19,13 @@ from starlette.requests import Request
 
 from regard.data.vocabulary import UNK
 from regard.server.keys import check_field_or_bearer
-from regard.server.schemas import MOST, PROBLEMS, WRONG_KEY, Text
+from regard.server.schemas import MOST, Text, problems
 from regard.server.service import Service
 from regard.server.settings import RefusedError
 from regard.tasks.task import Answer
 
 UNKNOWN = 4
 """Tokens that an unknown one counts as, when a language is guessed."""
-
-
-# --- requests --------------------------------------------------------------------------------------------------------
 
 
 class Detect(BaseModel):
@@ -88,9 +86,6 @@ def document_body(model: type[Detect]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {kind: {"schema": schema} for kind in kinds}}}
 
 
-NEEDED = ("q", "source", "target")
-
-
 async def read_fields(request: Request) -> dict[str, Any]:
     """What a request says: a JSON object, or else a form and the query. An empty text or language is as if left out."""
     if "json" in request.headers.get("content-type", ""):
@@ -106,7 +101,8 @@ async def read_fields(request: Request) -> dict[str, Any]:
         tree = dict(pairs)
         if len(several := [value for name, value in pairs if name == "q"]) > 1:
             tree["q"] = several
-    return {name: value for name, value in tree.items() if value not in ((None, "", []) if name in NEEDED else (None,))}
+    absent: dict[str, tuple[Any, ...]] = dict.fromkeys(("q", "source", "target"), (None, "", []))
+    return {name: value for name, value in tree.items() if value not in absent.get(name, (None,))}
 
 
 async def read_body(request: Request, model: type[Body], service: Service) -> Body:
@@ -126,9 +122,6 @@ async def read_body(request: Request, model: type[Body], service: Service) -> Bo
     return body
 
 
-# --- documents -------------------------------------------------------------------------------------------------------
-
-
 class Segment(NamedTuple):
     """A stretch of a document: text to translate, or what stays as it is."""
 
@@ -142,8 +135,6 @@ TAG = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 """What is not text in HTML, whole or broken off. (html.parser takes quadratic time for some and stops at others.)"""
-
-
 BLANK = re.compile(r"\s+")
 SPACE = re.compile(r"\s+|&(?:nbsp|ensp|emsp|thinsp|#160|#xa0);", re.IGNORECASE)
 """White space of a text, and of HTML."""
@@ -177,9 +168,6 @@ def trim(raw: str, space: re.Pattern[str] = BLANK) -> list[Segment]:
     return [part for part in parts if part.raw]
 
 
-# --- languages -------------------------------------------------------------------------------------------------------
-
-
 def detect_language(service: Service, text: str, target: str | None = None) -> list[dict[str, Any]]:
     """The served source languages (those with a model to `target`), likeliest first, with a confidence in percent. The
     first thousand characters decide."""
@@ -205,9 +193,8 @@ def choose_model(service: Service, body: Translate, source: str) -> str:
         if name not in pairs:
             raise RefusedError(400, f"{name} does not translate. Ask it with POST /v1/predict.")
         if pairs[name] != (source, body.target):
-            raise RefusedError(
-                400, f"{name} translates {' to '.join(pairs[name])}, not {source[:20]} to {body.target[:20]}"
-            )
+            does = " to ".join(pairs[name])
+            raise RefusedError(400, f"{name} translates {does}, not {source[:20]} to {body.target[:20]}")
         return name
     for name, pair in pairs.items():
         if pair == (source, body.target):
@@ -229,9 +216,6 @@ def language_name(code: str) -> str:
         return code
 
 
-# --- routes ----------------------------------------------------------------------------------------------------------
-
-
 async def translate_body(service: Service, body: Translate) -> dict[str, Any]:
     """The answer to /translate."""
     texts = [body.q] if isinstance(body.q, str) else body.q
@@ -245,7 +229,8 @@ async def translate_body(service: Service, body: Translate) -> dict[str, Any]:
     documents = [split_document(text, body.format) for text in texts]
     read = html.unescape if body.format == "html" else str
     wanted = [read(piece.raw) for document in documents for piece in document if piece.is_text]
-    found = iter(await service.answers(model, wanted, 1 + body.alternatives) if wanted else [])
+    settings = service.predictors[model].config.decode
+    found = iter(await service.answers(model, wanted, 1 + body.alternatives, settings) if wanted else [])
     filled = [[next(found) if piece.is_text else piece.raw for piece in document] for document in documents]
     versions = [
         [fill_document(document, rank, body.format) for rank in range(1 + body.alternatives)] for document in filled
@@ -263,11 +248,8 @@ async def translate_body(service: Service, body: Translate) -> dict[str, Any]:
 
 def fill_document(document: Sequence[str | list[Answer]], rank: int, form: str) -> str:
     """A document whose texts have been replaced by their answers of a rank, or their last."""
-    parts = []
-    for part in document:
-        text = part if isinstance(part, str) else part[min(rank, len(part) - 1)].text
-        parts.append(html.escape(text, quote=False) if form == "html" and not isinstance(part, str) else text)
-    return "".join(parts)
+    write = partial(html.escape, quote=False) if form == "html" else str
+    return "".join(part if isinstance(part, str) else write(part[min(rank, len(part) - 1)].text) for part in document)
 
 
 def libretranslate_routes(service: Service) -> APIRouter:
@@ -275,16 +257,14 @@ def libretranslate_routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["LibreTranslate"])
     pairs = [predictor.config.text.languages for predictor in service.speaking("libretranslate").values()]
     codes = list(dict.fromkeys(code for pair in pairs for code in pair))
-    problems = {status: PROBLEMS[status] for status in (400, 401, 404, 408, 413, 429, 503)} | WRONG_KEY
+    errors = problems(400, 401, 404, 408, 413, 429, 503, 403)
 
-    @router.post(
-        "/translate", responses={200: {"model": Translated}, **problems}, openapi_extra=document_body(Translate)
-    )
+    @router.post("/translate", responses={200: {"model": Translated}, **errors}, openapi_extra=document_body(Translate))
     async def translate(request: Request) -> JSONResponse:
         """Translate texts, given as JSON or as a form."""
         return JSONResponse(await translate_body(service, await read_body(request, Translate, service)))
 
-    @router.post("/detect", responses={200: {"model": list[Guess]}, **problems}, openapi_extra=document_body(Detect))
+    @router.post("/detect", responses={200: {"model": list[Guess]}, **errors}, openapi_extra=document_body(Detect))
     async def detect(request: Request) -> JSONResponse:
         """Guess the language of a text among those that are served."""
         body = await read_body(request, Detect, service)
@@ -293,30 +273,23 @@ def libretranslate_routes(service: Service) -> APIRouter:
     @router.get("/languages", responses={200: {"model": list[Language]}})
     async def languages() -> JSONResponse:
         """The languages, and which others each can be translated to."""
-        names = {code: language_name(code) for code in codes}
         targets = {code: list(dict.fromkeys(to for source, to in pairs if source == code)) for code in codes}
-        return JSONResponse([{"code": code, "name": names[code], "targets": targets[code]} for code in codes])
+        return JSONResponse([{"code": code, "name": language_name(code), "targets": targets[code]} for code in codes])
 
     @router.get("/frontend/settings")
     async def settings() -> JSONResponse:
         """What a page in front of the server needs to know."""
-        return JSONResponse(frontend_settings(service))
+        source, target = ({"code": code, "name": language_name(code)} for code in (pairs or [("auto", "")])[0])
+        tree = {
+            "apiKeys": bool(service.settings.keys),
+            "charLimit": service.settings.max_characters,
+            "filesTranslation": False,
+            "frontendTimeout": 500,
+            "keyRequired": bool(service.settings.keys),
+            "language": {"source": source, "target": target},
+            "suggestions": False,
+            "supportedFilesFormat": [],
+        }
+        return JSONResponse(tree)
 
     return router
-
-
-def frontend_settings(service: Service) -> dict[str, Any]:
-    """The answer to /frontend/settings, in LibreTranslate's words."""
-    pairs = [predictor.config.text.languages for predictor in service.speaking("libretranslate").values()]
-    pair = pairs[0] if pairs else ("auto", "")
-    source, target = ({"code": code, "name": language_name(code)} for code in pair)
-    return {
-        "apiKeys": bool(service.settings.keys),
-        "charLimit": service.settings.max_characters,
-        "filesTranslation": False,
-        "frontendTimeout": 500,
-        "keyRequired": bool(service.settings.keys),
-        "language": {"source": source, "target": target},
-        "suggestions": False,
-        "supportedFilesFormat": [],
-    }

@@ -12,6 +12,7 @@ import math
 import os
 import socket
 import time
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
@@ -24,7 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from regard.server.schemas import OPENAI, failure
 from regard.server.service import Service
-from regard.server.settings import RefusedError
+from regard.server.settings import MISTAKE, RefusedError
 
 log = logging.getLogger("regard.server")
 POLICY = (
@@ -42,19 +43,11 @@ class GoneError(Exception):
     """The client has closed the connection."""
 
 
-def problem(
-    status: int,
-    message: str,
-    headers: dict[str, str] | None = None,
-    path: str = "",
-    param: str | None = None,
-    code: str | None = None,
-) -> Response:
-    """An error as JSON, at OpenAI's paths in OpenAI's form. A message may quote what came, so what is no character is
-    replaced."""
-    message = message.encode("utf-8", "replace").decode()
-    tree = failure(status, message, param, code) if path.startswith(OPENAI) else {"error": message}
-    return Response(json.dumps(tree, ensure_ascii=False), status, headers, "application/json")
+def problem(error: RefusedError, path: str = "", headers: Mapping[str, str] | None = None) -> Response:
+    """An error as JSON, at OpenAI's paths in OpenAI's form; what it quotes that is no character is replaced."""
+    tree = failure(error) if path.startswith(OPENAI) else {"error": error.message}
+    body = json.dumps(tree, ensure_ascii=False).encode("utf-8", "replace")
+    return Response(body, error.status, {**error.headers, **(headers or {})}, "application/json")
 
 
 class Middleware:
@@ -68,12 +61,7 @@ class Middleware:
         """An application whose answers pages of the allowed origins may read; those of the middleware itself, too."""
         if not self.settings.cors:
             return app
-        return CORSMiddleware(
-            app,
-            allow_origins=list(self.settings.cors),
-            allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
-        )
+        return CORSMiddleware(app, self.settings.cors, ["GET", "POST"], ["Authorization", "Content-Type"])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -86,15 +74,13 @@ class Middleware:
             body = await self.read_body(Headers(scope=scope), receive)
             await self.respond(scope, body, receive, reply)
         except RefusedError as refusal:
-            answer = problem(refusal.status, refusal.message, refusal.headers, scope["path"])
-            await self.allow_origins(answer)(scope, receive, reply)
+            await self.allow_origins(problem(refusal, scope["path"]))(scope, receive, reply)
         except GoneError:
             reply.status = 499  # as nginx counts clients that did not wait
         except Exception:
             log.exception("%s %s", scope["method"], scope["path"])
             if not reply.status:
-                answer = problem(500, "the server made a mistake; its log says which.", path=scope["path"])
-                await self.allow_origins(answer)(scope, receive, reply)
+                await self.allow_origins(problem(MISTAKE, scope["path"]))(scope, receive, reply)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self.service.metrics.requests.labels(route, reply.status).inc()
@@ -103,12 +89,10 @@ class Middleware:
     async def read_body(self, headers: Headers, receive: Receive) -> bytes:
         """The whole body, unless it is too large or too slow; of a larger one no more than the limit is kept."""
         most = self.settings.max_body
-        too_large = RefusedError(
-            413, f"the body has more than {most:,} bytes, which is the most that is taken. Split it."
-        )
+        large = RefusedError(413, f"the body has more than {most:,} bytes, which is the most that is taken. Split it.")
         length = headers.get("content-length", "0")
         if length.isdecimal() and (len(length) > 18 or int(length) > most):
-            raise too_large
+            raise large
         chunks, size, more = [], 0, True
         try:
             async with asyncio.timeout(self.settings.read_timeout):
@@ -119,7 +103,7 @@ class Middleware:
                     chunks.append(message.get("body", b""))
                     size, more = size + len(chunks[-1]), message.get("more_body", False)
                     if size > most:
-                        raise too_large
+                        raise large
         except TimeoutError:
             seconds = f"{self.settings.read_timeout:g}"
             raise RefusedError(408, f"the request was not complete after {seconds} seconds. Send it faster.") from None
@@ -150,8 +134,7 @@ class Reply:
 
     def __init__(self, send: Send, service: Service) -> None:
         self.send, self.service = send, service
-        self.status = 0
-        self.complete = False
+        self.status, self.complete = 0, False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -161,9 +144,6 @@ class Reply:
         elif not message.get("more_body", False):
             self.complete = True
         await self.send(message)
-
-
-# --- below ASGI ------------------------------------------------------------------------------------------------------
 
 
 def make_protocol(seconds: float) -> type[H11Protocol]:
@@ -213,16 +193,11 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: Any, service: Service, parent: int | None = None) -> None:
         settings, self.service, self.parent = service.settings, service, parent
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=make_protocol(settings.read_timeout),
-                ws="none",
-                log_level="warning",
-                server_header=False,
-                timeout_graceful_shutdown=math.ceil(settings.timeout) + 5,
-            )
+        http, last = make_protocol(settings.read_timeout), math.ceil(settings.timeout) + 5
+        config = uvicorn.Config(
+            app, http=http, ws="none", log_level="warning", server_header=False, timeout_graceful_shutdown=last
         )
+        super().__init__(config)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.stop_at < math.inf:

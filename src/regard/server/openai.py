@@ -16,14 +16,12 @@ from starlette.responses import Response
 from regard.data.vocabulary import EOS
 from regard.errors import RegardError
 from regard.inference.predictor import Predictor
-from regard.server.completions import Choice, CompletionBody, Part, Prompt, write_choices
-from regard.server.schemas import COMPLETIONS, FAILURES, Responses, failure
+from regard.server.completions import Choice, CompletionBody, Finish, Part, Prompt, write_choices
+from regard.server.schemas import COMPLETIONS, Failure, Responses, failure, problems
 from regard.server.service import Service
-from regard.server.settings import RefusedError
+from regard.server.settings import MISTAKE, RefusedError
 
 log = logging.getLogger("regard.server")
-
-# --- requests --------------------------------------------------------------------------------------------------------
 
 
 def find_writer(service: Service, name: str | None) -> str:
@@ -32,9 +30,8 @@ def find_writer(service: Service, name: str | None) -> str:
     found = service.find(name or next(iter(writers), None))
     if found not in writers:
         verb = service.predictors[found].task.verb
-        raise RefusedError(
-            400, f"{found} does not continue texts: its task is to {verb}. Ask it with POST /v1/predict.", param="model"
-        )
+        words = f"{found} does not continue texts: its task is to {verb}. Ask it with POST /v1/predict."
+        raise RefusedError(400, words, "model")
     return found
 
 
@@ -48,21 +45,17 @@ def read_prompts(predictor: Predictor, body: CompletionBody) -> list[Prompt]:
             ids, count = source.ids, source.length
         else:
             if max(given, default=0) >= predictor.source.size:
-                raise RefusedError(
-                    400, f"token {max(given)} is not in the vocabulary of {predictor.source.size:,}.", param="prompt"
-                )
+                words = f"token {max(given)} is not in the vocabulary of {predictor.source.size:,}."
+                raise RefusedError(400, words, "prompt")
             ids, count = given, len(given)
-        limit = predictor.task.output_limit(count, predictor.config.decode)
-        slides = limit is None
+        slides = predictor.task.output_limit(count, predictor.config.decode) is None
         if count + body.max_tokens > context and not (slides and count <= context):
-            raise RefusedError(
-                400,
+            words = (
                 f"this model's maximum context length is {context:,} tokens, however you requested "
                 f"{count + body.max_tokens:,} tokens ({count:,} in your prompt; {body.max_tokens:,} for the "
-                "completion). Please reduce your prompt or completion length.",
-                param="prompt" if count >= context else "max_tokens",
-                code="context_length_exceeded",
+                "completion). Please reduce your prompt or completion length."
             )
+            raise RefusedError(400, words, "prompt" if count >= context else "max_tokens", "context_length_exceeded")
         found.append(Prompt(given if isinstance(given, str) else predictor.source.decode(given), ids or [EOS]))
     return found
 
@@ -73,18 +66,11 @@ def make_choices(service: Service, name: str, body: CompletionBody) -> list[Choi
     service.check([prompt for prompt in body.prompts() if isinstance(prompt, str)])
     found = read_prompts(predictor, body)
     if len(found) * body.n > service.settings.max_items:
-        raise RefusedError(
-            413,
-            f"{len(found):,} prompts, {body.n} times each, were asked for; at most {service.settings.max_items:,} "
-            "choices are written at once. Split the request.",
-            param="n",
-        )
+        words = f"{len(found):,} prompts, {body.n} times each, were asked for; at most {service.settings.max_items:,}"
+        raise RefusedError(413, f"{words} choices are written at once. Split the request.", "n")
     service.metrics.tokens.labels("source").inc(sum(len(prompt.ids) for prompt in found))
     pairs = [(prompt, sample) for prompt in found for sample in range(body.n)]
     return [Choice(index, prompt, body, predictor, sample) for index, (prompt, sample) in enumerate(pairs)]
-
-
-# --- answers ---------------------------------------------------------------------------------------------------------
 
 
 class Listing(BaseModel):
@@ -103,7 +89,7 @@ class ChoiceAnswer(BaseModel):
     text: str
     index: int
     logprobs: Listing | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Finish | None
 
 
 class Usage(BaseModel):
@@ -131,9 +117,8 @@ async def stream_parts(service: Service, name: str, wanted: list[Choice]) -> Asy
     for choice in wanted:
         choice.emit = lambda part: loop.call_soon_threadsafe(queue.put_nowait, part)
     predictor = service.predictors[name]
-    task = asyncio.ensure_future(
-        service.batcher.submit((name, COMPLETIONS), lambda items: write_choices(predictor, items), wanted)
-    )
+    work = service.batcher.submit((name, COMPLETIONS), lambda items: write_choices(predictor, items), wanted)
+    task = asyncio.ensure_future(work)
     task.add_done_callback(lambda done: queue.put_nowait(None) if done.cancelled() or done.exception() else None)
     left = len(wanted)
     try:
@@ -185,19 +170,20 @@ async def stream_events(
         if counted:
             yield event({**head, "choices": [], "usage": count_usage(wanted, body)})
     except RefusedError as error:  # the status is out already: the client finds this in the stream
-        yield event(failure(error.status, error.message))
+        yield event(failure(error))
     except RegardError as error:
-        yield event(failure(400, str(error)))
+        yield event(failure(RefusedError(400, str(error))))
     except Exception:
         log.exception("POST %s", COMPLETIONS)
-        yield event(failure(500, "the server made a mistake; its log says which."))
+        yield event(failure(MISTAKE))
     yield "data: [DONE]\n\n"
 
 
 def openai_routes(service: Service, guarded: Sequence[Any]) -> APIRouter:
     """OpenAI's route."""
     router = APIRouter(tags=["OpenAI"], dependencies=list(guarded))
-    answers: Responses = {200: {"model": CompletionAnswer, "content": {"text/event-stream": {}}}, **FAILURES}
+    failures = problems(400, 401, 404, 408, 413, 429, 503, form=Failure)
+    answers: Responses = {200: {"model": CompletionAnswer, "content": {"text/event-stream": {}}}, **failures}
 
     @router.post(COMPLETIONS, responses=answers)
     async def completions(body: CompletionBody) -> Response:
@@ -207,12 +193,8 @@ def openai_routes(service: Service, guarded: Sequence[Any]) -> APIRouter:
             body = body.model_copy(update={"seed": secrets.randbits(32)})
         wanted = await asyncio.to_thread(make_choices, service, name, body)
         found = stream_parts(service, name, wanted)
-        head = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": name,
-        }
+        code = f"cmpl-{secrets.token_hex(12)}"
+        head = {"id": code, "object": "text_completion", "created": int(time.time()), "model": name}
         if body.stream:
             first = await anext(found)  # what is refused is refused before the status is out
             headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

@@ -9,6 +9,7 @@ from regard.config.run import DecodeConfig
 from regard.config.settings import Settings
 from regard.config.toml import suggest
 from regard.inference.predictor import Predictor
+from regard.server.settings import RefusedError
 
 MOST = 20
 """Answers that may be asked for."""
@@ -23,8 +24,6 @@ BOUNDS: dict[str, dict[str, float]] = {
 }
 """How far a client may go, beside the bounds that the settings have themselves."""
 
-# --- errors ----------------------------------------------------------------------------------------------------------
-
 
 class Problem(BaseModel):
     """What went wrong, and what to do."""
@@ -33,18 +32,16 @@ class Problem(BaseModel):
 
 
 Responses = dict[int | str, dict[str, Any]]
-PROBLEMS: Responses = {
-    status: {"model": Problem, "description": text}
-    for status, text in {
-        400: "The request makes no sense, or the model cannot take the text.",
-        401: "An API key is needed.",
-        404: "There is no such thing.",
-        408: "The request came too slowly.",
-        413: "The request is larger than the limits.",
-        422: "A field is missing, unknown or of the wrong kind.",
-        429: "Too many texts wait already.",
-        503: "The server is stopping, or busy.",
-    }.items()
+STATUSES = {
+    400: "The request makes no sense, or the model cannot take the text.",
+    401: "An API key is needed.",
+    403: "The API key is not known.",
+    404: "There is no such thing.",
+    408: "The request came too slowly.",
+    413: "The request is larger than the limits.",
+    422: "A field is missing, unknown or of the wrong kind.",
+    429: "Too many texts wait already.",
+    503: "The server is stopping, or busy.",
 }
 COMPLETIONS, MODELS = OPENAI = "/v1/completions", "/v1/models"
 """OpenAI's paths, whose errors have OpenAI's form."""
@@ -65,20 +62,18 @@ class Failure(BaseModel):
     error: Failing
 
 
-FAILURES: Responses = {status: {**PROBLEMS[status], "model": Failure} for status in (400, 401, 404, 408, 413, 429, 503)}
+def problems(*statuses: int, form: type[BaseModel] = Problem) -> Responses:
+    """The errors that a route may answer with, for OpenAPI."""
+    return {status: {"model": form, "description": STATUSES[status]} for status in statuses}
 
 
-def failure(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+def failure(error: RefusedError) -> dict[str, Any]:
     """An error as OpenAI words it."""
     kinds = {401: "authentication_error", 429: "rate_limit_error"}
     codes = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
-    kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code or codes.get(status)}}
-
-
-WRONG_KEY: Responses = {403: {"model": Problem, "description": "The API key is not known."}}
-
-# --- requests --------------------------------------------------------------------------------------------------------
+    kind = kinds.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    code = error.code or codes.get(error.status)
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": code}}
 
 
 def refuse_surrogates(text: str) -> str:
@@ -111,19 +106,14 @@ AskedSettings = create_model(
 )
 
 
-class Request(Body):
-    """What predicting and looking have in common."""
+class Asking(Body):
+    """A text, or a question and the context that holds the answer: /v1/models says what a model is asked with."""
 
     model: str | None = None
     """A name of /v1/models; the first by default."""
     best: Annotated[int, Field(ge=1, le=MOST)] = 1
     """Answers wanted."""
     settings: AskedSettings | None = None  # type: ignore[valid-type]
-
-
-class Asking(Request):
-    """A text, or a question and the context that holds the answer: /v1/models says what a model is asked with."""
-
     text: Text | None = None
     question: Text | None = None
     context: Text | None = None
@@ -195,9 +185,6 @@ def explain_problems(problems: Sequence[Any], known: type[Body]) -> tuple[int, s
         case "value_error":
             return 422, f"{place}{': ' if place else ''}{wrong['ctx']['error']}."
     return 422, f"{place[:100] or 'the body'}: {wrong['msg'][0].lower()}{wrong['msg'][1:]}."
-
-
-# --- answers ---------------------------------------------------------------------------------------------------------
 
 
 class TokenAnswer(BaseModel):

@@ -44,31 +44,21 @@ class Service:
         """Refuse texts that are beyond the limits."""
         most, longest = self.settings.max_items, self.settings.max_characters
         if len(texts) > most:
-            raise RefusedError(
-                413, f"{len(texts):,} texts came, at most {most:,} are taken at once. Split the request."
-            )
-        for number, text in enumerate(texts, 1):
-            if len(str(text)) > longest:
-                raise RefusedError(
-                    413, f"text {number} has {len(str(text)):,} characters, at most {longest:,} are taken. Split it."
-                )
+            words = f"{len(texts):,} texts came, at most {most:,} are taken at once. Split the request."
+            raise RefusedError(413, words)
+        for number, length in enumerate((len(str(text)) for text in texts), 1):
+            if length > longest:
+                words = f"text {number} has {length:,} characters, at most {longest:,} are taken. Split it."
+                raise RefusedError(413, words)
 
     async def answers(
-        self,
-        name: str,
-        sources: Sequence[Source],
-        best: int = 1,
-        settings: DecodeConfig | None = None,
-        *,
-        logprobs: bool = False,
+        self, name: str, sources: Sequence[Source], best: int, settings: DecodeConfig, *, logprobs: bool = False
     ) -> list[list[Answer]]:
         """The `best` answers of a model to every source, with their flags."""
         predictor = self.predictors[name]
-        request = Request(settings or predictor.config.decode, best, logprobs=logprobs)
-        items = list(enumerate(sources, 1))
-        return await self.batcher.submit(
-            (name, request.settings, best, logprobs), lambda items: self.answer_batch(predictor, items, request), items
-        )
+        request = Request(settings, best, logprobs=logprobs)
+        key, items = (name, settings, best, logprobs), list(enumerate(sources, 1))
+        return await self.batcher.submit(key, lambda items: self.answer_batch(predictor, items, request), items)
 
     def answer_batch(
         self, predictor: Predictor, items: list[tuple[int, Source]], request: Request
@@ -94,21 +84,14 @@ class Service:
             yield places[number], answers
 
     async def look(
-        self,
-        name: str,
-        source: Source,
-        best: int,
-        settings: DecodeConfig,
-        options: dict[str, Any],
-        target: str | None = None,
+        self, name: str, source: Source, best: int, settings: DecodeConfig, options: dict[str, Any], target: str | None
     ) -> bytes:
         """What a model looked at while it answered a source, or would have while it gave the answer `target`, as JSON;
         `options` are those of `Look.tree`."""
 
         def work(items: list[None]) -> Iterator[tuple[int, bytes]]:
             found = look(self.predictors[name], source, settings=settings, best=best, target=target)
-            tree = found.tree(**options)
-            yield 0, json.dumps(tree, allow_nan=False).encode()
+            yield 0, json.dumps(found.tree(**options), allow_nan=False).encode()
 
         (found,) = await self.batcher.submit(object(), work, [None])
         return bytes(found)

@@ -63,3 +63,6 @@ class RefusedError(Exception):
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = {"Retry-After": "1"} if status in (429, 503) else {}
+
+
+MISTAKE = RefusedError(500, "the server made a mistake; its log says which.")

@@ -14,6 +14,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from types import FrameType
@@ -23,6 +24,7 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from regard.errors import ConfigError
 
+Work = Callable[[socket.socket], None]
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 REST = 1.0
 """Seconds before a process that broke down is replaced, so that one that cannot live does not busy the machine."""
@@ -38,20 +40,17 @@ def check_workers(workers: int, device: str) -> None:
 
 def open_sockets(host: str, port: int, workers: int) -> list[socket.socket]:
     """A socket for each process, all at one address; nobody else listens there."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listen = partial(socket.create_server, family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048)
     try:
-        found = socket.create_server((host, port), family=family, backlog=2048)
+        found = listen((host, port))
         if workers == 1:
             return [found]
         port = found.getsockname()[1]  # is free: sockets that share a port would share it with a stranger, too
         found.close()
-        return [
-            socket.create_server((host, port), family=family, backlog=2048, reuse_port=True) for _ in range(workers)
-        ]
+        return [listen((host, port), reuse_port=True) for _ in range(workers)]
     except OSError as error:
-        raise ConfigError(
-            f"{host} port {port} cannot be listened on: {error.strerror}. Change --host or --port."
-        ) from error
+        words = f"{host} port {port} cannot be listened on: {error.strerror}. Change --host or --port."
+        raise ConfigError(words) from error
 
 
 @contextlib.contextmanager
@@ -67,9 +66,7 @@ def share_metrics() -> Iterator[None]:
             del os.environ["PROMETHEUS_MULTIPROC_DIR"]
 
 
-def supervise(
-    sockets: Sequence[socket.socket], work: Callable[[socket.socket], None], begun: Callable[[], None]
-) -> None:
+def supervise(sockets: Sequence[socket.socket], work: Work, begun: Callable[[], None]) -> None:
     """Keep a process at work at each socket until SIGTERM or SIGINT, which they are handed; then wait for them. `begun`
     is called when all are there."""
     stopping = False
@@ -93,10 +90,8 @@ def supervise(
             if process.is_alive() or stopping:
                 continue
             mark_process_dead(process.pid or 0)  # type: ignore[no-untyped-call]
-            print(
-                f"worker {process.pid} broke down (status {process.exitcode}); another takes its place.",
-                file=sys.stderr,
-            )
+            words = f"worker {process.pid} broke down (status {process.exitcode}); another takes its place."
+            print(words, file=sys.stderr)
             time.sleep(REST)
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # else one might come before the newcomer is known
             if not stopping:
@@ -109,7 +104,7 @@ def supervise(
             wait([process.sentinel for process in alive])
 
 
-def start_worker(work: Callable[[socket.socket], None], listener: socket.socket) -> BaseProcess:
+def start_worker(work: Work, listener: socket.socket) -> BaseProcess:
     """A copy of this process that works at a socket."""
 
     def begin() -> None:
