@@ -94,6 +94,8 @@ def test_the_calculation_is_done_with_the_attentions_own_normalizer(tmp_path):
     assert hard.weights.unique().tolist() == [0, 1]
     assert torch.equal(hard.weights.argmax(-1), soft.weights.argmax(-1))
     assert hard.entropy() == [0, 0, 0]
+    given = found.tree(vectors=[name])["maps"][list(found.heads).index(name)]["vectors"]
+    assert (given["score"], given["normalizer"]) == ("scaled dot", "hardmax")
     for head, row in itertools.product(range(3), range(hard.weights.shape[1])):
         numbers = found.calculate(row, head, name)
         assert torch.equal(numbers.weights, hard.weights[head, row])

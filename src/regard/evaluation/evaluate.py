@@ -34,18 +34,9 @@ class Evaluation(NamedTuple):
 
     def tree(self) -> dict[str, Any]:
         """For machines: without the texts."""
-        found: dict[str, Any] = {
-            "examples": self.examples,
-            "metrics": self.metrics,
-            "signatures": self.signatures,
-            "buckets": self.buckets,
-            "cut": self.cut,
-        }
-        return (
-            found
-            | ({"files": self.files} if self.files else {})
-            | ({"confusion": self.confusion} if self.confusion else {})
-        )
+        names = ["examples", "metrics", "signatures", "buckets", "cut"]
+        names += [name for name in ("files", "confusion") if getattr(self, name)]
+        return {name: getattr(self, name) for name in names}
 
 
 class Item(NamedTuple):
@@ -89,15 +80,17 @@ def evaluate(
         raise DataError(f"there is nothing to evaluate on: this split has no examples.{hint}")
     check_metrics(task.config.model_copy(update={"evaluate": settings}))
     task.check_examples(examples)
-    predictor = let_cut(predictor)
+    predictor = copy.copy(predictor)
+    predictor.longer, predictor.cut = "cut", 0  # what is too long is cut, and counted: a score is over all examples
     items = make_items(examples, settings.multi_reference)
     nats = measure_nats(predictor, examples) if set(settings.metrics) & set(OF_PROBABILITIES) else None
     answered = any(item.source for item in items) or not set(settings.metrics) <= set(OF_PROBABILITIES)
     asked = items if answered else []
-    answers = answer_all(predictor, [item.source for item in asked], report)
-    texts = task.canonical([answer.text for answer in answers])
-    given = [answer._replace(text=text) for answer, text in zip(answers, texts, strict=True)]
-    right = [task.canonical(item.references) for item in asked]
+    sources, references = [item.source for item in asked], [item.references for item in asked]
+    answers = answer_all(predictor, sources, report)
+    outputs = [answer.text for answer in answers]
+    given = [answer._replace(text=text) for answer, text in zip(answers, task.canonical(outputs), strict=True)]
+    right = [task.canonical(wanted) for wanted in references]
     signatures: dict[str, str] = {}
 
     def measure(inside: Sequence[int]) -> dict[str, float]:
@@ -114,28 +107,13 @@ def evaluate(
     def measure_parts(name: str, groups: dict[str, list[int]]) -> list[dict[str, Any]]:
         return [{name: group, "examples": len(inside), **measure(inside)} for group, inside in groups.items()]
 
-    lengths = [len(tokens.ids) for tokens in predictor.source.encode_all([str(item.source) for item in asked])]
+    whole = measure(range(len(asked)))
+    lengths = [len(tokens.ids) for tokens in predictor.source.encode_all(list(map(str, sources)))]
+    buckets = measure_parts("length", group_by_size(lengths, settings.buckets))
     files = group_by_file(asked)
+    parts = measure_parts("file", files) if len(files) > 1 else []
     table = confusion_table([one.text for one in given], right) if task.separator == "" else None
-    return Evaluation(
-        measure(range(len(asked))),
-        signatures,
-        measure_parts("length", group_by_size(lengths, settings.buckets)),
-        len(items),
-        [answer.text for answer in answers],
-        [item.source for item in asked],
-        [item.references for item in asked],
-        measure_parts("file", files) if len(files) > 1 else [],
-        table,
-        predictor.cut,
-    )
-
-
-def let_cut(predictor: Predictor) -> Predictor:
-    """The same, but what is too long is cut, and counted: a score is over all examples."""
-    predictor = copy.copy(predictor)
-    predictor.longer, predictor.cut = "cut", 0
-    return predictor
+    return Evaluation(whole, signatures, buckets, len(items), outputs, sources, references, parts, table, predictor.cut)
 
 
 def answer_all(predictor: Predictor, sources: Sequence[Source], report: Callable[[int, int], None]) -> list[Answer]:

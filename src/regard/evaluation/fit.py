@@ -5,7 +5,6 @@ from pathlib import Path
 
 import torch
 
-from regard.data.batching import Batch
 from regard.data.examples import Example
 from regard.evaluation.evaluate import evaluate
 from regard.evaluation.metrics import better
@@ -28,12 +27,12 @@ def fit(
     """Train a run, from its start or from its last saved state."""
     keep_memory()
     run, config, task = Path(run), prepared.config, prepared.task
-    place = choose(device)
+    place, settings = choose(device), config.train
     saved = load_state(run)
     device_before, _, products = (saved[1].get("precision", "") if saved else "").partition(" ")
     model = take_model(prepared, fresh=saved is None).to(place)
     forget_after(run / "metrics.jsonl", saved[1]["step"] if saved else 0)
-    examples = spread(prepared.splits.valid, config.train.validate_examples, config.evaluate.multi_reference)
+    examples = spread(prepared.splits.valid, settings.validate_examples, config.evaluate.multi_reference)
 
     def validate(current: Trainable) -> Score:
         found = evaluate(Predictor(task, current), examples, config.evaluate)
@@ -46,16 +45,10 @@ def fit(
             append_event(run / "metrics.jsonl", event)
         report(event)
 
+    kind = precision(place, products if device_before == place.type else settings.precision)
+    wins = better(task, config.evaluate.metrics[0])
     progress = train(
-        model,
-        prepared.batches,
-        config.train,
-        run,
-        validate=validate,
-        better=better(task, config.evaluate.metrics[0]),
-        report=note,
-        precision=precision(place, products if device_before == place.type else config.train.precision),
-        stop=stop,
+        model, prepared.batches, settings, run, validate=validate, better=wins, report=note, precision=kind, stop=stop
     )
     if not stop():
         calibrate(run, prepared, model, progress.best_step)
@@ -93,11 +86,8 @@ def calibrate(run: Path, prepared: Prepared, model: Trainable, step: int) -> Non
     tensors = load_tensors(path)
     fill_weights(model, tensors, path)
     model.eval()
-
-    def batches() -> list[Batch]:
-        return [batch.to(device) for batch, _ in prepared.task.scoring_batches(prepared.splits.valid)]
-
-    if fitted := prepared.task.calibrate(model, batches):
+    task, valid = prepared.task, prepared.splits.valid
+    if fitted := task.calibrate(model, lambda: [batch.to(device) for batch, _ in task.scoring_batches(valid)]):
         save_weights(path, tensors | fitted, step)
 
 

@@ -1,5 +1,6 @@
 """Numbers to trust: each names what it measures, and a larger or smaller one is better by definition here."""
 
+import itertools
 import math
 import re
 import string
@@ -54,9 +55,8 @@ def score(metric: str, outputs: Sequence[str], references: References, separator
         case "rouge1" | "rouge2" | "rougel":
             return 100 * rouge(metric, outputs, references)
         case "span_exact":
-            return 100 * best_mean(
-                lambda output, wanted: normalize_answer(output) == normalize_answer(wanted), outputs, references
-            )
+            right = [[normalize_answer(one) for one in wanted] for wanted in references]
+            return score("exact", [normalize_answer(output) for output in outputs], right)
         case "span_f1":
             return 100 * best_mean(word_f1, outputs, references)
     raise ValueError(f"{metric} is not made of outputs alone")
@@ -70,16 +70,11 @@ def best_mean(compare: Callable[[str, str], float], outputs: Sequence[str], refe
 
 def corpus_score(metric: str, outputs: Sequence[str], references: References) -> tuple[float, str]:
     """sacreBLEU's figure and the signature that says how it was made."""
-    from sacrebleu.metrics.bleu import BLEU
-    from sacrebleu.metrics.chrf import CHRF
-    from sacrebleu.metrics.ter import TER
+    from sacrebleu import metrics
 
-    kinds = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
-    most = max(map(len, references))
-    streams = [[wanted[i] if i < len(wanted) else None for wanted in references] for i in range(most)]
-    measure: Any = kinds[metric]()
-    figure = measure.corpus_score(list(outputs), streams)
-    return float(figure.score), str(measure.get_signature())
+    measure: Any = getattr(metrics, metric.upper())()
+    streams = [list(stream) for stream in itertools.zip_longest(*references)]
+    return float(measure.corpus_score(list(outputs), streams).score), str(measure.get_signature())
 
 
 def mean(values: Sequence[float | bool]) -> float:
@@ -92,12 +87,11 @@ def token_accuracy(outputs: Sequence[str], references: References) -> float:
     missing or additional token is wrong), by the reference that fits best."""
     right = places = 0
     for output, wanted in zip(outputs, references, strict=True):
-        found = output.split()
-        choices = []
-        for reference in wanted:
-            tokens = reference.split()
+        choices, found = [], output.split()
+        for tokens in map(str.split, wanted):
+            length = max(len(found), len(tokens))
             same = sum(a == b for a, b in zip(found, tokens, strict=False))
-            choices.append((same / max(1, len(found), len(tokens)), same, max(len(found), len(tokens))))
+            choices.append((same / max(1, length), same, length))
         _, same, length = max(choices)
         right += same
         places += length
@@ -110,7 +104,7 @@ def error_rate(outputs: Sequence[str], references: References) -> float:
     edits = length = 0
     for output, wanted in zip(outputs, references, strict=True):
         found = output.split()
-        fewest, size = min((edit_distance(found, reference.split()), len(reference.split())) for reference in wanted)
+        fewest, size = min((edit_distance(found, tokens), len(tokens)) for tokens in map(str.split, wanted))
         edits += fewest
         length += size
     return edits / length if length else math.nan
@@ -124,9 +118,6 @@ def edit_distance(left: Sequence[str], right: Sequence[str]) -> int:
         for j, b in enumerate(right, 1):
             before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (a != b))
     return row[-1]
-
-
-# --- labels ----------------------------------------------------------------------------------------------------------
 
 
 def confusion_table(outputs: Sequence[str], references: References) -> dict[str, dict[str, int]]:
@@ -147,16 +138,12 @@ def meant(output: str, wanted: Sequence[str]) -> str:
 def macro_f1(outputs: Sequence[str], references: References, separator: str = "") -> float:
     """The mean over the labels of the harmonic mean of precision and recall; a label nobody wanted or gave has none. A
     whole text is one label, or several with a `separator` between them."""
-    pairs = [
-        (split(output, separator), split(meant(output, wanted), separator))
-        for output, wanted in zip(outputs, references, strict=True)
-    ]
-    found = []
-    for name in sorted(set().union(*(given | wanted for given, wanted in pairs))):
-        right = sum(name in given and name in wanted for given, wanted in pairs)
-        all_ = sum((name in given) + (name in wanted) for given, wanted in pairs)
-        found.append(2 * right / all_)
-    return mean(found)
+    right, both = Counter[str](), Counter[str]()
+    for output, wanted in zip(outputs, references, strict=True):
+        given, labels = split(output, separator), split(meant(output, wanted), separator)
+        right.update(given & labels)
+        both.update([*given, *labels])
+    return mean([2 * right[name] / count for name, count in sorted(both.items())])
 
 
 def split(labels: str, separator: str) -> set[str]:
@@ -173,9 +160,6 @@ def calibration_error(sure: Sequence[float], outputs: Sequence[str], references:
         groups[min(bins - 1, int(probability * bins))].append((probability, output in wanted))
     gaps = [abs(sum(p - right for p, right in group)) for group in groups]
     return sum(gaps) / max(1, len(outputs))
-
-
-# --- summaries -------------------------------------------------------------------------------------------------------
 
 
 class Words:
@@ -195,11 +179,7 @@ def rouge(metric: str, outputs: Sequence[str], references: References) -> float:
 
     name = {"rougel": "rougeL"}.get(metric, metric)
     scorer = RougeScorer([name], tokenizer=Words())
-    pairs = zip(outputs, references, strict=True)
-    return mean([max(scorer.score(wanted, output)[name].fmeasure for wanted in several) for output, several in pairs])
-
-
-# --- spans -----------------------------------------------------------------------------------------------------------
+    return best_mean(lambda output, wanted: scorer.score(wanted, output)[name].fmeasure, outputs, references)
 
 
 def normalize_answer(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,24 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.positions import alibi
-from regard.attention.scores import dot
-from regard.nn.attention import Additive, Attention, Axes
-from regard.tasks.axes import Piece
+from regard.nn.attention import Additive, Attention
 
 LARGEST = 48
 """Rows and columns of a map that is only to be recognised, not read."""
 STUDIO = Path(__file__).parent.parent / "server" / "studio"
-
-
-def show_piece(piece: Piece) -> str:
-    """A token's own name: its letters, or a dot for white space and for what is not a letter by itself."""
-    return piece.text.strip() or "·"
-
-
-def find_word(text: str, piece: Piece) -> int | None:
-    """The number of the word, parted by white space, that a token is in; none for a special one."""
-    letters = [place for place in range(piece.start, piece.end) if not text[place].isspace()]
-    return len(text[: letters[0] + 1].split()) - 1 if letters else None
 
 
 class Map(NamedTuple):
@@ -36,46 +24,31 @@ class Map(NamedTuple):
 
     name: str
     kind: str
-    axes: Axes
     layer: int
+    rows: str  # which tokens they are
+    columns: str
     weights: Tensor  # (heads, query, key)
-
-    @property
-    def rows(self) -> str:
-        """Which tokens its rows are."""
-        return self.axes.rows
-
-    @property
-    def columns(self) -> str:
-        """Which tokens its columns are."""
-        return self.axes.columns
 
     def entropy(self) -> list[float]:
         """How widely each head looks, in bits: the mean over its rows."""
-        bits = torch.special.entr(self.weights).sum(-1).mean(-1) / torch.log(torch.tensor(2.0))
-        return [float(value) for value in bits]
+        bits: list[float] = (torch.special.entr(self.weights).sum(-1).mean(-1) / math.log(2)).tolist()
+        return bits
 
     def distance(self) -> list[float] | None:
         """How far each head looks, in tokens: the mean over its rows; of self-attention only."""
         if self.kind != "self":
             return None
-        places = torch.arange(self.weights.shape[-1])
-        far = (places - torch.arange(self.weights.shape[-2])[:, None]).abs()
-        return [float(value) for value in (self.weights * far).sum(-1).mean(-1)]
+        rows, columns = map(torch.arange, self.weights.shape[-2:])
+        tokens: list[float] = (self.weights * (columns - rows[:, None]).abs()).sum(-1).mean(-1).tolist()
+        return tokens
 
     def tree(self, *, packed: bool, full: bool) -> dict[str, Any]:
         """What docs/maps.md says of a map; `packed` as bytes in base64 instead of numbers, and not `full`, only a small
         picture of it."""
-        entry = {
-            "name": self.name,
-            "kind": self.kind,
-            "layer": self.layer,
-            "rows": self.rows,
-            "columns": self.columns,
-            "shape": list(self.weights.shape),
-            "entropy": round_all(self.entropy()),
-            "distance": None if self.kind != "self" else round_all(self.distance() or []),
-        }
+        entry, distance = self._asdict(), self.distance()
+        del entry["weights"]
+        entry |= {"shape": list(self.weights.shape), "entropy": round_all(self.entropy())}
+        entry["distance"] = None if distance is None else round_all(distance)
         if packed:
             return entry | pack_weights(self.weights, full)
         return entry | {"heads": [[round_all(row, 6) for row in head] for head in self.weights.tolist()]}
@@ -111,14 +84,17 @@ def round_all(values: Iterable[float], digits: int = 4) -> list[float]:
 
 def pack_weights(weights: Tensor, whole: bool) -> dict[str, Any]:
     """Weights (heads, query, key) as a byte each; one that is not wanted whole is pooled to a small picture."""
-    rows, columns = weights.shape[1:]
-    small = (min(rows, LARGEST), min(columns, LARGEST))
-    if whole or small == (rows, columns):
-        pooled = None
-    else:
-        weights, pooled = F.adaptive_max_pool2d(weights, small), list(small)
+    small = [min(side, LARGEST) for side in weights.shape[1:]]
+    pooled = None if whole or small == list(weights.shape[1:]) else small
+    if pooled:
+        weights = F.adaptive_max_pool2d(weights, pooled)
     bytes_ = (weights * 255).round().clamp(0, 255).to(torch.uint8)
     return {"packed": [base64.b64encode(head.numpy().tobytes()).decode() for head in bytes_], "pooled": pooled}
+
+
+def name_function(function: Any) -> str:
+    """A score's or normalizer's own name, in words."""
+    return getattr(function, "__name__", type(function).__name__).replace("_", " ").lower()
 
 
 def pack_vectors(given: Vectors, causal: bool) -> dict[str, Any]:
@@ -128,10 +104,10 @@ def pack_vectors(given: Vectors, causal: bool) -> dict[str, Any]:
         return base64.b64encode(tensor.detach().float().contiguous().numpy().tobytes()).decode()
 
     attention = given.attention
-    additive = isinstance(attention.score, Additive)
     slopes = alibi(attention.heads, torch.ones(1, 1))[:, 0, 0].tolist() if attention.positions == "alibi" else None
     return {
-        "score": "additive" if additive else "dot" if attention.score is dot else "scaled dot",
+        "score": name_function(attention.score),
+        "normalizer": name_function(attention.normalize),
         "size": given.queries.shape[-1],
         "slopes": slopes,
         "causal": causal,

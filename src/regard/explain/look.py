@@ -4,6 +4,7 @@ One form for all of them (docs/maps.md). Nothing is averaged before it is shown.
 after the search one pass over the answer gives everything.
 """
 
+import itertools
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -23,24 +24,14 @@ from regard.data.encoding import Encoded
 from regard.data.examples import Source
 from regard.data.vocabulary import clean, unframed
 from regard.errors import InputError
-from regard.explain.attention_maps import (
-    LARGEST,
-    Calculation,
-    Map,
-    Vectors,
-    find_word,
-    make_page,
-    pack_vectors,
-    round_all,
-    show_piece,
-)
+from regard.explain.attention_maps import LARGEST, Calculation, Map, Vectors, make_page, pack_vectors, round_all
 from regard.explain.plots import save_grid, save_map
 from regard.explain.recorder import watch
 from regard.inference.degeneration import find_flags
 from regard.inference.engine import Request, TorchEngine
 from regard.inference.predictor import Predictor
 from regard.nn.attention import Additive, Attention
-from regard.tasks.axes import Tokens
+from regard.tasks.axes import Piece, Tokens
 from regard.tasks.task import Answer
 from regard.training.checkpoint import write_file
 
@@ -48,6 +39,12 @@ ROOM = 2 * 2**30
 """Bytes that all maps of one look may take."""
 NUMBERS = 2**24
 """Weights that are written as numbers at most: each is an object of Python's, eight times as large."""
+
+
+def find_word(text: str, piece: Piece) -> int | None:
+    """The number of the word, parted by white space, that a token is in; none for a special one."""
+    letters = [place for place in range(piece.start, piece.end) if not text[place].isspace()]
+    return len(text[: letters[0] + 1].split()) - 1 if letters else None
 
 
 class Use:
@@ -115,8 +112,7 @@ class Look:
         found: dict[str, list[Use]] = {}
 
         def seen(name: str, *given: Any) -> None:
-            use = Use(*given)
-            uses = found.setdefault(name, [])
+            use, uses = Use(*given), found.setdefault(name, [])
             if uses and use.attention.kind != "self":
                 uses[0].extend(use)
             else:
@@ -151,7 +147,7 @@ class Look:
         """One map, of all its heads or of some."""
         use = self.uses[name]
         attention, number = use.attention, int(name.partition("#")[2] or 0)  # of the uses of one block
-        return Map(name, attention.kind, attention.axes, attention.layer + number, use.weights(heads))
+        return Map(name, attention.kind, attention.layer + number, *attention.axes, use.weights(heads))
 
     def find_map(self, name: str | None = None) -> str:
         """The name of a map; the last that goes from answer to source, or else the last, if none is given."""
@@ -178,18 +174,14 @@ class Look:
         given = self.uses[name].vectors()
         heads, rows, _ = given.queries.shape
         if not 0 <= row < rows or not 0 <= head < heads:
-            raise InputError(
-                f"row {row} of head {head} was asked for; {name} has {heads} heads (from 0) of {rows} rows."
-            )
+            wrong = f"row {row} of head {head} was asked for"
+            raise InputError(f"{wrong}; {name} has {heads} heads (from 0) of {rows} rows.")
         query, keys, values = given.queries[head, row], given.keys[head], given.values[head]
-        attention = given.attention
+        attention, seen = given.attention, given.seen[row]
         plain = attention.score if isinstance(attention.score, Additive) else dot
-        scores = plain(query[None], keys)[0]
-        scaled = attention.score(query[None], keys)[0]
-        places = torch.arange(len(keys))
+        scores, scaled = (score(query[None], keys)[0] for score in (plain, attention.score))
         if attention.positions == "alibi":
-            scaled = scaled + alibi(attention.heads, (places - row)[None])[head, 0]
-        seen = given.seen[row]
+            scaled = scaled + alibi(attention.heads, (torch.arange(len(keys)) - row)[None])[head, 0]
         weights = attention.normalize(scaled, seen)
         return Calculation(query, keys, values, scores, scaled, seen, weights, weights @ values)
 
@@ -206,16 +198,16 @@ class Look:
         of_column = [find_word(self.text, piece) for piece in keys]
         weights, _, _ = self.label()
         sums = torch.zeros(len(self.answer.text.split()), len(self.text.split()))
-        for row, word in enumerate(of_row):
-            for column, other in enumerate(of_column):
-                if word is not None and other is not None:
-                    sums[word, other] += weights[row, column]
+        for (row, word), (column, other) in itertools.product(enumerate(of_row), enumerate(of_column)):
+            if word is not None and other is not None:
+                sums[word, other] += weights[row, column]
         return list(enumerate(sums.argmax(-1).tolist()))
 
     def label(self, name: str | None = None, head: int | None = None) -> tuple[Tensor, list[str], list[str]]:
         """One head of a map, or the mean of its heads, (query, key), and the names of its rows and columns."""
         chosen = self.map(name, head)
-        rows, columns = ([show_piece(piece) for piece in self.tokens[axis]] for axis in chosen.axes)
+        axes = (self.tokens[axis] for axis in (chosen.rows, chosen.columns))
+        rows, columns = ([piece.text.strip() or "·" for piece in pieces] for pieces in axes)  # a dot for white space
         return chosen.weights.mean(0), rows, columns
 
     def title(self, name: str | None = None, head: int | None = None) -> str:
@@ -224,8 +216,6 @@ class Look:
         if head is None:
             return name if self.heads[name] == 1 else f"{name}, mean of {self.heads[name]} heads"
         return f"{name}, head {head}"
-
-    # --- JSON and files
 
     def tree(
         self, *, packed: bool = False, full: Collection[str] | None = None, vectors: Collection[str] = ()
@@ -306,17 +296,14 @@ def look(
 ) -> Look:
     """Answer a source, or take `target` for the answer, and look at why. Our own engine answers: the maps are its."""
     task = predictor.task
-    if isinstance(source, str):
-        source = clean(source)
-    (encoded,) = predictor.encode([source], "the text")
+    (encoded,) = predictor.encode([clean(source) if isinstance(source, str) else source], "the text")
     if not encoded.ids:
         raise InputError("there is nothing to look at in an empty text.")
     if not task.gives_answers:
         return Look(predictor, encoded, [Answer("", 0.0)])
     settings = (settings or predictor.config.decode).model_copy(update={"slide": False})  # one pass sees it all
-    prefixes: list[list[int]] = []
+    prefixes = [] if target is None else [task.prefix_ids(encoded, target)]
     if target is not None:
-        prefixes = [task.prefix_ids(encoded, target)]
         settings = settings.model_copy(update={"beam_size": 1, "sample": False, "max_ratio": 0.0, "max_extra": 0})
     own = Predictor(task, predictor.model, TorchEngine(task, predictor.model))
     request = Request(settings, best if target is None else 1, prefixes, logprobs=True)

@@ -6,6 +6,7 @@ can be put together afterwards.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -26,20 +27,14 @@ Seen = Callable[[str, Attention, Tensor, KeyValues, Tensor | None], None]
 def watch(model: nn.Module, seen: Seen, only: Callable[[str], bool] = lambda name: True) -> Iterator[None]:
     """Call `seen` whenever an attention whose path is wanted is used inside the block."""
 
-    def hook(name: str) -> Any:
-        def call(module: Attention, inputs: tuple[Any, ...], output: Tensor) -> None:
-            queries, kv, mask = (*inputs, None)[:3]
-            seen(name, module, queries, kv, mask)
+    def call(name: str, module: Attention, inputs: tuple[Any, ...], output: Tensor) -> None:
+        seen(name, module, *(*inputs, None)[:3])
 
-        return call
-
-    modules = [(name, module) for name, module in model.named_modules() if isinstance(module, Attention)]
-    handles = [module.register_forward_hook(hook(name)) for name, module in modules if only(name)]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if isinstance(module, Attention) and only(name):
+                hooks.enter_context(module.register_forward_hook(functools.partial(call, name)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class Trail(NamedTuple):
@@ -127,9 +122,8 @@ def follow_decoding(model: nn.Module, maps: Maps) -> Iterator[None]:
         encoded, numbers = maps.take(), []
         for row, length in enumerate(lengths.tolist()):
             number = maps.sources.setdefault(tuple(source[row, :length].tolist()), len(maps.sources))
-            read = (
-                slice(length) if state.first is None else slice(source.shape[1] - length, None)
-            )  # prompts end in line
+            begin = 0 if state.first is None else source.shape[1] - length  # prompts end in line
+            read = slice(begin, begin + length)
             maps.encoded[number] = {name: part[row, :, read, read] for name, part in encoded.items()}
             numbers.append(number)
         trail = Trail(torch.tensor(numbers, device=source.device), source[:, :0])
@@ -140,9 +134,8 @@ def follow_decoding(model: nn.Module, maps: Maps) -> Iterator[None]:
         logprobs, after = step(tokens, State(state.source, cache))
         trail = Trail(trail.sentence, torch.cat([trail.tokens, tokens[:, None]], dim=1))
         # hypotheses of one sentence may have been its queries: as rows again, (rows, heads, 1, key)
-        made = {
-            name: part.transpose(1, 2).reshape(len(tokens), part.shape[1], 1, -1) for name, part in maps.take().items()
-        }
+        found = maps.take().items()
+        made = {name: part.transpose(1, 2).reshape(len(tokens), part.shape[1], 1, -1) for name, part in found}
         for row, (sentence, read) in enumerate(zip(trail.sentence.tolist(), trail.tokens.tolist(), strict=True)):
             maps.steps[sentence, *read] = {name: part[row] for name, part in made.items()}
         return logprobs, State(after.source, (after.cache, trail))

@@ -4,7 +4,7 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy
 import torch
@@ -26,9 +26,6 @@ class Near(NamedTuple):
 
     number: int
     cosine: float
-
-
-# --- texts -----------------------------------------------------------------------------------------------------------
 
 
 def embed(predictor: Predictor, texts: Iterable[Source], *, normalize: bool = False) -> Tensor:
@@ -73,9 +70,7 @@ def encode_rows(predictor: Predictor, rows: Sequence[Encoded], budget: int = 409
 def embedding_table(predictor: Predictor) -> Tensor:
     """The source embedding (vocab, size)."""
     next(predictor.model.parameters())  # says so where the weights are not ours to see
-    table: Any = predictor.model.source_embedding
-    weight: Tensor = table.weight
-    return weight
+    return predictor.model.get_parameter("source_embedding.weight")
 
 
 def nearest(vectors: Tensor, count: int) -> list[list[Near]]:
@@ -92,9 +87,6 @@ def nearest(vectors: Tensor, count: int) -> list[list[Near]]:
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         found += [[Near(*pair) for pair in zip(*row, strict=True)] for row in pairs]
     return found
-
-
-# --- words -----------------------------------------------------------------------------------------------------------
 
 
 def nearest_words(predictor: Predictor, wanted: str | Sequence[str], count: int = 10) -> list[tuple[str, float]]:
@@ -136,10 +128,8 @@ def save_tokens(path: Path, found: Sequence[tuple[Encoded, Tensor]], vocabulary:
     save_vectors(path, torch.cat([own for _, own in found]))
     lines, start = [], 0
     for row, own in found:
-        tokens = [vocabulary.token(i) for i in row.ids]
-        lines.append(
-            {"text": str(row.source), "start": start, "end": start + len(own), "tokens": tokens, "offsets": row.offsets}
-        )
+        line = {"text": str(row.source), "start": start, "end": start + len(own)}
+        lines.append(line | {"tokens": [vocabulary.token(i) for i in row.ids], "offsets": row.offsets})
         start += len(own)
     write_file(path.with_suffix(".json"), json.dumps({"lines": lines}, ensure_ascii=False, indent=1).encode())
 

@@ -25,6 +25,8 @@ class Layout(NamedTuple):
     blocks: dict[str, dict[str, list[str]]]  # by our stack: a module of ours -> those of theirs that make it
     ends: dict[str, str]  # modules outside of blocks
     transposed: bool = False  # whether matrices are stored as (inputs, outputs)
+    embedding: str = "embed_tokens"
+    output: str = "lm_head"
     by_head: bool = False  # whether a joint projection has query, key and value of the first head, then of the second
     ignored: str = "(?!)"  # what of their tensors has no meaning here, as a regular expression
 
@@ -51,8 +53,7 @@ def their_names(layout: Layout, name: str) -> tuple[str, ...] | None:
 
 def join_tensors(layout: Layout, parts: list[Tensor], heads: int) -> Tensor:
     """Their tensors as one of ours; `heads` is 1 but for maps of query, key and value."""
-    parts = [part.t() if layout.transposed and part.dim() == 2 else part for part in parts]
-    whole = torch.cat(parts)
+    whole = torch.cat([part.t() if layout.transposed and part.dim() == 2 else part for part in parts])
     if layout.by_head and heads > 1:
         whole = whole.view(heads, 3, -1, *whole.shape[1:]).transpose(0, 1).reshape(whole.shape)
     return whole.contiguous()
@@ -66,15 +67,12 @@ def split_tensor(layout: Layout, whole: Tensor, rows: list[int], heads: int) -> 
     return [(part.t() if layout.transposed and part.dim() == 2 else part).contiguous() for part in parts]
 
 
-def count_rows(name: str, names: Sequence[str], count: int, heads: int, kv_heads: int | None) -> list[int]:
+def count_rows(names: Sequence[str], count: int, heads: int, kv_heads: int | None) -> list[int]:
     """How the rows of one of our tensors fall to several of theirs."""
     if len(names) == 1:
         return [count]
     groups = (heads, kv_heads or heads, kv_heads or heads)
     return [count // sum(groups) * group for group in groups]
-
-
-# --- config.json -----------------------------------------------------------------------------------------------------
 
 
 class Reading(NamedTuple):
@@ -88,8 +86,7 @@ class Reading(NamedTuple):
 
 def read_number(tree: Tree, name: str, default: float | None = None) -> Any:
     """A number of config.json."""
-    value = tree.get(name, default)
-    value = default if value is None else value
+    value = default if tree.get(name) is None else tree[name]
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise DataError(f"config.json: {name} is {value!r}, expected a number.")
     return value
@@ -120,10 +117,8 @@ def read_activation(tree: Tree, name: str, default: str) -> str:
 
 def read_settings(tree: Tree, kind: str, **more: Any) -> Tree:
     """Our settings of a model, of those that SETTINGS names and others."""
-    names = SETTINGS[kind].items()
-    return {
-        ours: (read_activation if ours == "activation" else read_number)(tree, *theirs) for ours, theirs in names
-    } | more
+    readers = {"activation": read_activation}
+    return {ours: readers.get(ours, read_number)(tree, *theirs) for ours, theirs in SETTINGS[kind].items()} | more
 
 
 def read_bert(tree: Tree) -> Reading:
@@ -136,14 +131,10 @@ def read_bert(tree: Tree) -> Reading:
 def read_gpt2(tree: Tree) -> Reading:
     """GPT-2."""
     require(tree, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
-    model = read_settings(tree, "gpt2", positions="learned", embedding_scale=False, tie_embeddings=is_tied(tree, True))
+    tied = bool(tree.get("tie_word_embeddings", True))
+    model = read_settings(tree, "gpt2", positions="learned", embedding_scale=False, tie_embeddings=tied)
     model["feedforward"] = model["feedforward"] or 4 * model["size"]
     return Reading(model, read_number(tree, "vocab_size"), read_number(tree, "n_positions", 1024))
-
-
-def is_tied(tree: Tree, default: bool = False) -> bool:
-    """Whether the output is the embedding."""
-    return bool(tree.get("tie_word_embeddings", default))
 
 
 def read_rotary_base(tree: Tree, name: str = "rope_theta") -> float:
@@ -162,10 +153,9 @@ def read_neox(tree: Tree) -> Reading:
     require({"rotary_pct": rope.get("partial_rotary_factor", tree.get("rotary_pct", 0.25))}, rotary_pct=1.0)
     if "use_parallel_residual" not in tree:
         raise DataError("config.json: use_parallel_residual is not given, that is true; only false has an equal here.")
-    base = read_rotary_base(tree, "rotary_emb_base")
-    model = read_settings(
-        tree, "gpt_neox", positions="rotary", rotary_base=base, embedding_scale=False, tie_embeddings=is_tied(tree)
-    )
+    base, tied = read_rotary_base(tree, "rotary_emb_base"), bool(tree.get("tie_word_embeddings"))
+    rotary = {"positions": "rotary", "rotary_base": base}
+    model = read_settings(tree, "gpt_neox", **rotary, embedding_scale=False, tie_embeddings=tied)
     return Reading(model, read_number(tree, "vocab_size"), read_number(tree, "max_position_embeddings", 2048))
 
 
@@ -176,27 +166,24 @@ def read_llama(tree: Tree) -> Reading:
     require(tree, head_dim=size // max(heads, 1))
     if tree.get("use_sliding_window", True):  # within the window, there is no difference
         context = min(context, read_number(tree, "sliding_window", context))
-    kind = tree["model_type"]
-    bias = {"q_proj": bool(tree.get("attention_bias", kind == "qwen2")), "o_proj": bool(tree.get("attention_bias"))}
-    bias["mlp"] = bool(tree.get("mlp_bias"))
-    absent = ("o_proj",) * (not bias["o_proj"]) + ("gate_proj", "up_proj", "down_proj") * (not bias["mlp"])
+    bias = dict.fromkeys(("q_proj", "k_proj", "v_proj"), tree.get("attention_bias", tree["model_type"] == "qwen2"))
+    bias |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), tree.get("mlp_bias"))
+    bias["o_proj"] = tree.get("attention_bias")
     model = read_settings(
         tree, "llama", kv_heads=read_number(tree, "num_key_value_heads", heads), norm_kind="rms", gated=True,
         positions="rotary", rotary_base=read_rotary_base(tree), bias=any(bias.values()), embedding_scale=False,
-        dropout=0.0, tie_embeddings=is_tied(tree),
+        dropout=0.0, tie_embeddings=bool(tree.get("tie_word_embeddings")),
     )  # fmt: skip
-    absent += ("q_proj", "k_proj", "v_proj") * (not bias["q_proj"])
+    absent = tuple(name for name, given in bias.items() if not given)
     return Reading(model, read_number(tree, "vocab_size"), context, absent)
 
 
 def read_seq2seq(tree: Tree) -> Reading:
     """Marian, Pegasus, BART, mBART."""
     kind = tree["model_type"]
-    for name in ("attention_heads", "ffn_dim"):
-        if tree.get(f"encoder_{name}") != tree.get(f"decoder_{name}"):
-            raise DataError(
-                f"config.json: encoder_{name} and decoder_{name} are not the same, which has no equal here."
-            )
+    for one, two in (("encoder_attention_heads", "decoder_attention_heads"), ("encoder_ffn_dim", "decoder_ffn_dim")):
+        if tree.get(one) != tree.get(two):
+            raise DataError(f"config.json: {one} and {two} are not the same, which has no equal here.")
     vocab = read_number(tree, "vocab_size")
     require(tree, share_encoder_decoder_embeddings=True, decoder_vocab_size=vocab, tie_word_embeddings=True)
     model = read_settings(
@@ -217,7 +204,6 @@ READERS: dict[str, Callable[[Tree], Reading]] = {
 
 def marian_positions(count: int, size: int) -> Tensor:
     """Marian's and Pegasus' positions (count, size): as ours, but all sines come before all cosines."""
-    angles = torch.arange(count, dtype=torch.float64)[:, None] * torch.exp(
-        torch.arange(0, size, 2, dtype=torch.float64) * (-math.log(10_000) / size)
-    )
+    rates = torch.exp(torch.arange(0, size, 2, dtype=torch.float64) * (-math.log(10_000) / size))
+    angles = torch.arange(count, dtype=torch.float64)[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()[:, : size // 2]], dim=1).float()

@@ -10,12 +10,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from regard.attention.positions import sinusoidal
-from regard.config.model import (
-    BlockConfig,
-    EncoderConfig,
-    LanguageModelConfig,
-    TransformerConfig,
-)
+from regard.config.model import BlockConfig, EncoderConfig, LanguageModelConfig, TransformerConfig
 from regard.config.run import Config
 from regard.data.vocabulary import BOS, EOS, PAD, SPECIAL
 from regard.errors import ConfigError
@@ -71,19 +66,16 @@ def export_huggingface(run: Path, folder: Path, tell: Callable[[str], None] = la
         given, dead = convert_tensors(kind, config, tensors)
     except ConfigError as error:
         raise ConfigError(f"{run} cannot be exported, no architecture of transformers is equal: {error}.") from error
-    tree = make_settings(kind, config, task.source.size, "lm_head.weight" in given or "embed_out.weight" in given)
-    files = {
-        "config.json": dump_json(tree),
-        "generation_config.json": dump_json(make_generation(task, dead)),
-        "tokenizer.json": dump_json(make_tokenizer(task)),
-        "tokenizer_config.json": dump_json(make_tokenizer_settings(task)),
-        "model.safetensors": save(given, metadata={"format": "pt"}),
-    }
-    if kind == "bert":
-        del files["generation_config.json"]
+    apart = f"{LAYOUTS[kind].output}.weight" in given
+    trees = {
+        "config": make_settings(kind, config, task.source.size, apart),
+        "tokenizer": make_tokenizer(task),
+        "tokenizer_config": make_tokenizer_settings(task),
+    } | ({} if kind == "bert" else {"generation_config": make_generation(task, dead)})
     with make_folder(folder) as beside:
-        for name, data in files.items():
-            flush_file(beside / name, data)
+        for name, tree in trees.items():
+            flush_file(beside / f"{name}.json", (json.dumps(tree, ensure_ascii=False, indent=2) + "\n").encode())
+        flush_file(beside / "model.safetensors", save(given, metadata={"format": "pt"}))
     if dead:
         tell(
             f"{len(dead)} entries that this run never writes take part in the softmax there (Llama's output has no "
@@ -92,28 +84,15 @@ def export_huggingface(run: Path, folder: Path, tell: Callable[[str], None] = la
     return CLASSES[kind]
 
 
-def dump_json(tree: Tree) -> bytes:
-    """A tree as a JSON file."""
-    return (json.dumps(tree, ensure_ascii=False, indent=2) + "\n").encode()
-
-
-# --- which architecture ----------------------------------------------------------------------------------------------
-
-
-def has_marian_positions(tensors: Tensors) -> bool:
-    """Whether tables of positions are those of Marian, as when it was imported."""
-    tables = [tensor for name, tensor in tensors.items() if name.endswith("positions.table")]
-    return all(torch.equal(table, marian_positions(*table.shape)) for table in tables)
-
-
 def find_architecture(task: Task, tensors: Tensors) -> str:
     """The architecture of transformers with the same numbers; if there is none, an error that says why."""
-    architecture, model = task.architecture(), task.config.model
+    architecture, model = task.architecture(), task.config.model  # which recurrent models refuse to say
     if not task.vocabularies.shared:
         raise ConfigError("two vocabularies")
     match architecture, model:
         case (True, True), TransformerConfig():
-            return find_seq2seq(model, has_marian_positions(tensors))
+            tables = [tensor for name, tensor in tensors.items() if name.endswith("positions.table")]
+            return find_seq2seq(model, all(torch.equal(table, marian_positions(*table.shape)) for table in tables))
         case (False, True), LanguageModelConfig():
             return find_decoder(model)
         case (True, False), EncoderConfig():
@@ -135,13 +114,11 @@ def check_plain(model: BlockConfig, norm: str) -> None:
 
 
 def find_seq2seq(model: TransformerConfig, marian: bool) -> str:
-    """Of an encoder-decoder."""
+    """Of an encoder-decoder; `marian` says that its positions are Marian's, as when that was imported."""
     check_plain(model, model.norm)
     if not model.bias or not model.tie_embeddings or model.norm_epsilon != 1e-5:
-        raise ConfigError(
-            f"model.bias {model.bias}, model.tie_embeddings {model.tie_embeddings}, "
-            f"model.norm_epsilon {model.norm_epsilon}"
-        )
+        named = [f"model.{name} {getattr(model, name)}" for name in ("bias", "tie_embeddings", "norm_epsilon")]
+        raise ConfigError(", ".join(named))
     learned = model.positions == "learned" and marian and not model.embedding_norm
     layout = (model.norm, "sinusoidal" if learned else model.positions, model.embedding_norm)
     if layout not in SEQ2SEQ:
@@ -159,9 +136,6 @@ def find_decoder(model: LanguageModelConfig) -> str:
     return "gpt_neox" if model.positions == "rotary" else "gpt2"
 
 
-# --- weights ---------------------------------------------------------------------------------------------------------
-
-
 def convert_tensors(kind: str, config: Config, tensors: Tensors) -> tuple[Tensors, list[int]]:
     """Our tensors as theirs; and which entries are never written, where the model itself cannot say it."""
     layout, model = LAYOUTS[kind], config.model
@@ -174,17 +148,15 @@ def convert_tensors(kind: str, config: Config, tensors: Tensors) -> tuple[Tensor
     for name, tensor in tensors.items():
         names = their_names(layout, name)
         if names is not None:
-            counts = count_rows(name, names, len(tensor), model.heads, model.kv_heads)
+            counts = count_rows(names, len(tensor), model.heads, model.kv_heads)
             parts = split_tensor(layout, tensor, counts, model.heads if ".projection." in name else 1)
             found |= dict(zip(names, parts, strict=True))
             if not model.bias and kind != "llama" and name.endswith("weight") and ".norm." not in name:
                 zeros = [torch.zeros(part.shape[layout.transposed]) for part in parts]
                 found |= {other.replace(".weight", ".bias"): zero for other, zero in zip(names, zeros, strict=True)}
     prefix = "" if kind == "bert" else layout.prefix
-    return {name if name.startswith(HEADS) else prefix + name: one for name, one in (found | outside).items()}, dead
-
-
-HEADS = ("lm_head", "embed_out", "final_logits_bias")
+    heads = (layout.output, "final_logits_bias")
+    return {name if name.startswith(heads) else prefix + name: one for name, one in (found | outside).items()}, dead
 
 
 def reorder_channels(name: str, tensor: Tensor, order: Tensor) -> Tensor:
@@ -198,6 +170,7 @@ def reorder_channels(name: str, tensor: Tensor, order: Tensor) -> Tensor:
 def convert_ends(kind: str, config: Config, tensors: Tensors) -> tuple[Tensors, list[int]]:
     """What stands outside of blocks: embeddings, positions, output."""
     model: Any = config.model
+    layout = LAYOUTS[kind]
     table, size = tensors["source_embedding.weight"], model.size
     scaled = table * size**0.5 if model.embedding_scale else table
     match kind:
@@ -211,13 +184,12 @@ def convert_ends(kind: str, config: Config, tensors: Tensors) -> tuple[Tensors, 
                 "pooler.dense.bias": torch.zeros(size),
             }, []
         case "gpt2" | "gpt_neox" | "llama":
-            inputs = {"gpt2": "wte", "gpt_neox": "embed_in", "llama": "embed_tokens"}[kind]
-            found = {f"{inputs}.weight": scaled}
+            found = {f"{layout.embedding}.weight": scaled}
             if kind == "gpt2":
                 found["wpe.weight"] = position_table(tensors, model, "decoder", config.text.max_length)
             head, dead = make_head(tensors, kind)
             if head is not table or model.embedding_scale:
-                found["embed_out.weight" if kind == "gpt_neox" else "lm_head.weight"] = head.clone()
+                found[f"{layout.output}.weight"] = head.clone()
             return found, dead
     found = {"shared.weight": table, "final_logits_bias": tensors["output.bias"][None]}
     for stack in ("encoder", "decoder"):
@@ -259,11 +231,8 @@ def make_head(tensors: Tensors, kind: str) -> tuple[Tensor, list[int]]:
     scale, shift = tensors["decoder.norm.weight"].double(), tensors["decoder.norm.bias"].double()
     wide = table.double()
     rest = (wide @ (shift - scale) + bias) / len(scale)
-    tensors["decoder.norm.weight"], tensors["decoder.norm.bias"] = torch.ones(len(scale)), torch.ones(len(scale))
+    tensors |= {f"decoder.norm.{leaf}": torch.ones(len(scale)) for leaf in ("weight", "bias")}
     return (wide * scale + rest[:, None]).to(table.dtype), []
-
-
-# --- settings --------------------------------------------------------------------------------------------------------
 
 
 def make_settings(kind: str, config: Config, vocab: int, apart: bool) -> Tree:

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,6 @@ def import_run(source: str | Path, run: Path) -> Config:
     create_run(run, config, vocabularies, {"imported": str(source)})
     save_weights(run / "model.safetensors", tensors, 0)
     return config
-
-
-# --- files -----------------------------------------------------------------------------------------------------------
 
 
 def locate(source: str | Path) -> Path:
@@ -145,21 +143,17 @@ def read_tensors(folder: Path) -> Tensors:
     return tensors
 
 
-# --- settings --------------------------------------------------------------------------------------------------------
-
-
 def make_settings(given: Given, layout: Layout, reading: Reading, vocabulary: Vocabulary, begin: bool) -> Config:
     """The settings of the run. It has no data; `data` says which kind could be set."""
-    kinds = {"Unigram": "unigram", "WordLevel": "word"}
-    kind = kinds.get(given.tokenizer["model"]["type"], "bpe")
+    kind = {"Unigram": "unigram", "WordLevel": "word"}.get(given.tokenizer["model"]["type"], "bpe")
     kind_of_model, spare = KINDS[layout.architecture]
     room = reading.context - spare
     tensors = rename_tensors(given, layout)
     if "encoder.embed_positions.weight" in tensors and given.tree["model_type"] in ("bart", "mbart"):
         room = (reading.context - 2) // 2  # a learned table must reach the end of the longest output
     model: Tree = {"kind": kind_of_model, **reading.model}
-    table = tensors[embedding(given)]
-    if model.get("tie_embeddings") and not same(tensors.get(output(given), table), table):
+    table = tensors[f"{layout.embedding}.weight"]
+    if model.get("tie_embeddings") and not same(tensors.get(f"{layout.output}.weight", table), table):
         model["tie_embeddings"] = False  # whatever config.json says, transformers ties only what is equal
     tree: Tree = {
         "data": {"kind": "tsv" if layout.architecture == "encoder-decoder" else "text", "train": ()},
@@ -171,9 +165,6 @@ def make_settings(given: Given, layout: Layout, reading: Reading, vocabulary: Vo
         tree["decode"] = {"beam_size": 1, "max_ratio": 0.0, "max_extra": 64}
         tree["evaluate"] = {"metrics": ("nats", "perplexity", "bpb")}
     return validate(tree, str(given.where))
-
-
-# --- weights ---------------------------------------------------------------------------------------------------------
 
 
 def rename_tensors(given: Given, layout: Layout) -> Tensors:
@@ -190,18 +181,6 @@ def rename_tensors(given: Given, layout: Layout) -> Tensors:
 def same(one: Tensor, two: Tensor) -> bool:
     """Whether two tensors hold the same numbers."""
     return one is two or torch.equal(one.float(), two.float())
-
-
-def embedding(given: Given) -> str:
-    """Their embedding's name."""
-    names = {"bert": "embeddings.word_embeddings", "gpt2": "wte", "gpt_neox": "embed_in"}
-    names |= dict.fromkeys(("marian", "pegasus", "bart", "mbart"), "shared")
-    return names.get(given.tree["model_type"], "embed_tokens") + ".weight"
-
-
-def output(given: Given) -> str:
-    """Their output's name."""
-    return "embed_out.weight" if given.tree["model_type"] == "gpt_neox" else "lm_head.weight"
 
 
 def get_tensor(given: Given, tensors: Tensors, name: str, shape: Sequence[int]) -> Tensor:
@@ -226,26 +205,24 @@ def check_sizes(given: Given, layout: Layout, reading: Reading) -> None:
     for name, (value, limit) in (sizes | {"feedforward": (model["feedforward"], most)}).items():
         if not isinstance(value, int) or value > limit:
             raise DataError(f"{given.where}: config.json says {value} ({name}), expected at most {limit:,}.")
-    get_tensor(given, tensors, embedding(given), (reading.vocab, model["size"]))
+    get_tensor(given, tensors, f"{layout.embedding}.weight", (reading.vocab, model["size"]))
 
 
+@dataclass
 class Adoption:
     """Their tensors -> ours, every name and shape checked on the way."""
 
-    def __init__(
-        self,
-        given: Given,
-        layout: Layout,
-        reading: Reading,
-        special: list[int | None],
-        config: Config,
-        wanted: dict[str, torch.Size],
-    ) -> None:
-        self.given, self.layout, self.reading, self.special, self.config = given, layout, reading, special, config
-        self.kept = is_ours(given.tokenizer, reading.vocab, special)  # nothing moves
-        self.tensors = rename_tensors(given, layout)
-        self.used: set[str] = set()
-        self.wanted = wanted
+    given: Given
+    layout: Layout
+    reading: Reading
+    special: list[int | None]
+    config: Config
+    wanted: dict[str, torch.Size]
+    used: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.kept = is_ours(self.given.tokenizer, self.reading.vocab, self.special)  # nothing moves
+        self.tensors = rename_tensors(self.given, self.layout)
 
     def all(self) -> Tensors:
         """Every tensor of our model."""
@@ -285,7 +262,7 @@ class Adoption:
         if name.endswith(".bias") and module in self.reading.no_bias:
             return torch.zeros(shape)
         model: Any = self.config.model
-        counts = count_rows(name, names, shape[0], model.heads, model.kv_heads)
+        counts = count_rows(names, shape[0], model.heads, model.kv_heads)
         shapes = [(count, *shape[1:]) for count in counts]
         shapes = [one[::-1] for one in shapes] if self.layout.transposed else shapes
         parts = [self.take(*one) for one in zip(names, shapes, strict=True)]
@@ -312,8 +289,8 @@ class Adoption:
 
     def table(self, name: str) -> Tensor:
         """An embedding, or an output that is not one, with rows for our special entries."""
-        theirs = output(self.given) if name == "output.weight" else embedding(self.given)
-        table = self.take(theirs, (self.reading.vocab, self.wanted[name][1]))
+        theirs = self.layout.output if name == "output.weight" else self.layout.embedding
+        table = self.take(f"{theirs}.weight", (self.reading.vocab, self.wanted[name][1]))
         if self.kept:
             return table
         front = [torch.zeros_like(table[0]) if i is None else table[i] for i in self.special]

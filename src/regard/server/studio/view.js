@@ -595,8 +595,9 @@ const Regard = (() => {
     }
 
     formula(given) {
-      const score = { "scaled dot": "q · k / √d", dot: "q · k", additive: "v · tanh(q + k)" }[given.score];
-      return `softmax( ${score}${given.slopes ? " + m |i − j|" : ""} ) · ${say("values")}      d = ${given.size}`;
+      const known = { "scaled dot": "q · k / √d", dot: "q · k", additive: "v · tanh(q + k)" };
+      const score = known[given.score] ?? given.score, bias = given.slopes ? " + m |i − j|" : "";
+      return `${given.normalizer}( ${score}${bias} ) · ${say("values")}      d = ${given.size}`;
     }
 
     table(entry, { steps, context }) {
