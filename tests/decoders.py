@@ -7,7 +7,8 @@ from regard.config.model import RNNConfig, TransformerConfig
 from regard.config.run import DecodeConfig
 from regard.data.batching import pad_sources
 from regard.data.vocabulary import EOS
-from regard.inference.sampling import decode
+from regard.inference.constraints import make_sources
+from regard.inference.sampling import generate
 from regard.tasks.seq2seq import RecurrentSeq2Seq, Transformer
 
 VOCAB = 7  # four special tokens and three words
@@ -44,6 +45,13 @@ def model(request):
 
 def settings(**changes):
     return DecodeConfig(**{"max_ratio": 0.0, "max_extra": 3, "length_penalty": 0.6, **changes})
+
+
+def decode(model, source, lengths, config, *, prefixes=None, most=None, **options):
+    """The `best` outputs of every source (sentences, source), best first."""
+    steps = generate(model, make_sources(source, lengths, config, prefixes, most), config, **options)
+    found = dict(filter(None, steps))
+    return [found[row] for row in range(len(source))]
 
 
 def run(model, sources, config, **options):

@@ -121,6 +121,15 @@ def test_alibi_by_hand():
     far = torch.tensor([[1, 0, 1], [2, 1, 0]])
     assert torch.equal(bias, torch.stack([-far / 16, -far / 256]))
     assert_close(alibi(8, torch.tensor([[-5]])).flatten(), -5 * 0.5 ** torch.arange(1, 9), **EXACT)
+    slopes = torch.tensor([0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125])
+    assert torch.equal(-alibi(6, torch.tensor([[1]])).flatten(), slopes)
+
+
+@pytest.mark.parametrize("heads", range(1, 34))
+def test_alibi_has_the_slopes_of_others(heads):
+    bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
+    wanted = bloom.build_alibi_tensor(torch.ones(1, 2), heads, torch.float64)
+    assert_close(-alibi(heads, torch.tensor([[1]])).flatten(), wanted[:, 0, 1], **EXACT)
 
 
 # --- C4: none --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from regard.config.data import Data, FileData, GeneratedData, JsonData, ParallelData, Sides, TableData
-from regard.data import formats, splits, synthetic
+from regard.data import formats, synthetic
 from regard.data.cutting import cut
 from regard.data.examples import Dropped, Example, Ledger, Splits
 from regard.data.splits import read_splits
@@ -451,8 +451,6 @@ def test_every_kind_of_data_has_its_reader():
     assert files == set(formats.FORMATS)
     assert made == set(synthetic.GENERATORS)
     assert not files & made
-    wanted = dict.fromkeys(files, splits.read_files) | dict.fromkeys(made, splits.generate)
-    assert wanted == splits.READERS
 
 
 @pytest.mark.parametrize("only", ["valid", "test"])

@@ -122,8 +122,11 @@ def test_a_llama_is_the_same(tmp_path):
     compared(run, beam_size=5)
 
 
-def test_alibi_positions_of_a_language_model(tmp_path):
-    compared(drawn(tmp_path / "run", "language model", "model.positions=alibi"), beam_size=1)
+@pytest.mark.parametrize("heads", [3, 4, 6, 12])
+def test_alibi_positions_of_a_language_model(tmp_path, heads):
+    compared(
+        drawn(tmp_path / "run", "language model", "model.positions=alibi", f"model.heads={heads}"), beam_size=1
+    )
 
 
 @pytest.mark.parametrize("kind", ["transformer", "language model"])

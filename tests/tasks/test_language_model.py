@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from conftest import tiny_language
+from decoders import decode
 from models import build
 from oracles import EXACT, entries, shaken
 from oracles import exact as exact
@@ -20,7 +21,6 @@ from regard.config.text import TextConfig
 from regard.data.batching import Batch, Row, read_windows
 from regard.data.vocabulary import Vocabularies
 from regard.errors import DataError, InputError
-from regard.inference.sampling import decode
 from regard.nn.state import State
 from regard.tasks import make_task
 from regard.training.prepare import read_examples

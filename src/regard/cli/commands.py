@@ -2,13 +2,15 @@
 needs it."""
 
 import io
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from regard.errors import InputError, RegardError
+import regard
+from regard.errors import ConfigError, InputError, RegardError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,9 +32,7 @@ Engine = Annotated[str, typer.Option(help="What decodes: auto (CTranslate2 where
 
 def version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version as installed
-
-        typer.echo(f"regard {installed('regard')}")
+        typer.echo(f"regard {regard.__version__}")
         raise typer.Exit
 
 
@@ -75,10 +75,9 @@ def check(
     Example: `regard check numbers --set data.language=ko`
     """
     from regard.cli.console import say, show_ledgers
-    from regard.config.toml import read
     from regard.training.prepare import find_doubts, prepare
 
-    prepared = prepare(read(name, changes or ()))
+    prepared = prepare(regard.read(name, changes or ()))
     show_ledgers(prepared.splits.ledgers, say)
     say(prepared.facts())
     for doubt in find_doubts(prepared):
@@ -104,10 +103,7 @@ def train(
     """
     from regard.cli.console import tell
     from regard.cli.verbs import train_run
-    from regard.config.toml import read
-    from regard.errors import ConfigError
     from regard.training.device import choose
-    from regard.training.prepare import resume_run, start_run
 
     if more := context.args:
         raise ConfigError(f"{more[0]} is one name too many behind {name}. The run's directory is --run {more[0]}.")
@@ -119,10 +115,10 @@ def train(
             raise ConfigError("--run names a new run, --resume one that is there: give one of them.")
         if changes:
             raise ConfigError("--set cannot change a run that is resumed: it would not be the same run. Start another.")
-        place, prepared = resume, resume_run(resume)
+        place, prepared = resume, regard.resume_run(resume)
     else:
         place = run or Path("runs") / Path(str(name)).stem
-        prepared = start_run(read(str(name), changes or ()), place, tell)
+        prepared = regard.start_run(regard.read(str(name), changes or ()), place, tell)
     train_run(prepared, place, device)
 
 
@@ -144,9 +140,8 @@ def predict(
     `regard predict runs/shakespeare --prompt "ROMEO:" --set decode.temperature=0.7 --set decode.max_extra=300`
     """
     from regard.cli.verbs import answer_input, continue_prompt
-    from regard.inference.load import load
 
-    predictor = load(run, changes or (), device, engine)
+    predictor = regard.load(run, changes or (), device, engine)
     if prompt is None:
         answer_input(predictor, best, prefix, as_json)
     elif best > 1 or as_json or prefix:
@@ -170,12 +165,10 @@ def evaluate(
     Examples: `regard evaluate runs/n --json`, `regard evaluate runs/n --set decode.beam_size=5`
     """
     from regard.cli.verbs import score_split
-    from regard.errors import ConfigError
-    from regard.inference.load import load
 
     if split not in ("test", "valid", "train"):
         raise ConfigError(f"--split is {split!r}, expected test, valid or train.")
-    score_split(load(run, changes or (), device, engine), run, split, outputs, as_json)
+    score_split(regard.load(run, changes or (), device, engine), run, split, outputs, as_json)
 
 
 @app.command()
@@ -197,8 +190,6 @@ def look(
     """
     from regard.cli.console import say
     from regard.cli.verbs import show_agreement, show_maps, tell_cut
-    from regard.explain.look import look as looked
-    from regard.inference.load import load
 
     views = {"--out": file, "--token": token, "--back": back, "--map all": name if name == "all" and not file else None}
     if len(asked := [option for option, value in views.items() if value is not None]) > 1:
@@ -207,14 +198,14 @@ def look(
         raise InputError("--map all shows every head: leave --head out.")
     if (head is not None or name) and file and file.suffix.lower() in (".html", ".json"):
         raise InputError(f"{file} will hold every map: leave --map and --head out.")
-    predictor = load(run, changes or ())
-    found = looked(predictor, predictor.task.parse(text), target=target)
+    predictor = regard.load(run, changes or ())
+    found = regard.look(predictor, predictor.task.parse(text), target=target)
     say(f"{found.source.source} -> {found.answer.text}\n")
     if file is not None:
         found.save(file, name, head)
         say(f"written: {file} ({file.stat().st_size:,} bytes)")
     elif back is not None:
-        show_agreement(found, load(back, changes or ()))
+        show_agreement(found, regard.load(back, changes or ()))
     else:
         show_maps(found, name, head, token)
     tell_cut(found.predictor)
@@ -239,7 +230,6 @@ def embed(
     `regard embed runs/m --analogy "man king woman"`
     """
     from regard.cli.verbs import embed_lines, embed_tokens, show_words
-    from regard.inference.load import load
 
     given = {"--words": word is not None, "--analogy": analogy is not None, "--out": file is not None}
     given |= {"--tokens": tokens, "--near": near > 0, "--normalize": normalize, "--picture": picture is not None}
@@ -248,7 +238,7 @@ def embed(
         raise InputError(f"{' and '.join(asked)}: words are looked up alone, without any other option.")
     if tokens and asked != ["--out", "--tokens"]:
         raise InputError("--tokens goes with --out FILE.npy alone: the tokens' texts are written beside it.")
-    predictor = load(run, changes or (), device)
+    predictor = regard.load(run, changes or (), device)
     if word is not None or analogy is not None:
         show_words(predictor, analogy.split() if analogy is not None else [word or ""])
     elif tokens and file is not None:
@@ -272,16 +262,11 @@ def serve(
 
     Examples: `regard serve runs/n`, `regard serve runs/en-de runs/de-en --port 8000 --set serve.max_queue=64`
     """
-    import json
-
     from regard.server.app import read_settings
     from regard.server.app import serve as start
 
-    given = {
-        "host": host,
-        "port": port,
-        "keys": keys if keys is None else json.dumps([key.strip() for key in keys.split(",")]),
-    }
+    listed = None if keys is None else json.dumps([key.strip() for key in keys.split(",")])
+    given = {"host": host, "port": port, "keys": listed}
     own = [f"serve.{name}={value}" for name, value in given.items() if value is not None]
     settings, others = read_settings([*own, *(changes or ())])
     start(runs, settings, others, device, engine)
@@ -316,7 +301,6 @@ def export(
     `regard export runs/n --to ctranslate2 fast --quantization int8`
     """
     from regard.cli.console import say
-    from regard.errors import ConfigError
 
     if to == "ctranslate2":
         from regard.formats.ctranslate2 import export_ctranslate2

@@ -39,8 +39,7 @@ def show_ledgers(ledgers: dict[str, Ledger], say: Callable[[str], None]) -> None
     for name, ledger in ledgers.items():
         if ledger.read:
             first, *rest = ledger.lines()
-            say(f"{name}: {first}")
-            for line in rest:
+            for line in (f"{name}: {first}", *rest):
                 say(line)
 
 
@@ -49,17 +48,10 @@ class TrainingView:
 
     def __init__(self, config: Config, run: Path | None, seconds_between_lines: float = 10.0) -> None:
         self.config, self.run, self.pause = config, run, seconds_between_lines
-        self.progress = Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.3f}  {task.fields[speed]:,.0f} tokens/s"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=err,
-            disable=not err.is_terminal,
-        )
+        bar = (TextColumn("training"), BarColumn(), MofNCompleteColumn())
+        figures = TextColumn("loss {task.fields[loss]:.3f}  {task.fields[speed]:,.0f} tokens/s")
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        self.progress = Progress(*bar, figures, *times, console=err, disable=not err.is_terminal)
         self.task = self.progress.add_task("", total=config.train.steps, loss=float("nan"), speed=0.0)
         self.shown = time.monotonic()
         self.tokens, self.loss, self.speed = 0, float("nan"), 0.0
@@ -84,16 +76,15 @@ class TrainingView:
 
     def __call__(self, event: Event) -> None:
         """Take one event of the trainer."""
+        values = event.values
         match event.kind:
             case "step":
                 self.step(event)
             case "sample":
-                self.say(f"  {event.values['source']} -> {event.values['output']} (wanted {event.values['wanted']})")
+                self.say(f"  {values['source']} -> {values['output']} (wanted {values['wanted']})")
             case "validation":
-                figures = ", ".join(
-                    f"{name} {value:.2f}" for name, value in event.values.items() if name != "best_step"
-                )
-                self.say(f"step {event.step:,}: {figures} (at step {event.values['best_step']:,})")
+                figures = ", ".join(f"{name} {value:.2f}" for name, value in values.items() if name != "best_step")
+                self.say(f"step {event.step:,}: {figures} (at step {values['best_step']:,})")
                 self.plot("valid", event)
 
     def step(self, event: Event) -> None:
@@ -109,10 +100,8 @@ class TrainingView:
             if not err.is_terminal:
                 total = self.config.train.steps
                 left = (total - event.step) * values["seconds"] / max(1, event.step)
-                self.say(
-                    f"step {event.step:,}/{total:,}  loss {self.loss:.3f}  {self.speed:,.0f} tokens/s  "
-                    f"{left / 60:.1f} min left"
-                )
+                figures = f"loss {self.loss:.3f}  {self.speed:,.0f} tokens/s"
+                self.say(f"step {event.step:,}/{total:,}  {figures}  {left / 60:.1f} min left")
         if event.step % 10 == 0:
             self.plot("train", event)
 
@@ -125,14 +114,12 @@ class TrainingView:
 
 def open_board(run: Path | None) -> Any:
     """A TensorBoard writer, if that is installed and there is a run to write to."""
-    if run is None:
-        return None
-    try:
-        from torch.utils.tensorboard import SummaryWriter
+    with contextlib.suppress(ImportError, OSError):
+        if run is not None:
+            from torch.utils.tensorboard import SummaryWriter
 
-        return SummaryWriter(str(run / "board"))
-    except (ImportError, OSError):
-        return None
+            return SummaryWriter(str(run / "board"))
+    return None
 
 
 def show_evaluation(found: Evaluation) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from pydantic_core import to_json
 
 from regard.cli.console import TrainingView, catch_interrupts, out, say, show_evaluation, show_ledgers, show_progress
-from regard.data.examples import Source
 from regard.errors import InputError, RegardError
 from regard.evaluation.evaluate import evaluate
 from regard.evaluation.fit import fit
@@ -22,8 +21,6 @@ from regard.inference.predictor import Predictor
 from regard.tasks.task import Answer
 from regard.training.checkpoint import write_file
 from regard.training.prepare import Prepared, read_examples, same_data
-
-# --- reading standard input ------------------------------------------------------------------------------------------
 
 
 def stdin_lines() -> Iterator[str]:
@@ -43,16 +40,6 @@ def tell_cut(predictor: Predictor) -> None:
     if predictor.cut:
         texts = "1 text was" if predictor.cut == 1 else f"{predictor.cut:,} texts were"
         print(f"regard: {texts} cut to {predictor.task.kept_tokens():,} tokens.", file=sys.stderr)
-
-
-def tell_full(predictor: Predictor, text: str) -> None:
-    """Say so if a prompt and its continuation have filled the context of a language model."""
-    most = predictor.config.text.max_length
-    if predictor.task.fills_context(text):
-        print(
-            f"regard: the context of {most:,} tokens is full; --set decode.slide=true goes on if positions allow it.",
-            file=sys.stderr,
-        )
 
 
 def chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
@@ -85,14 +72,6 @@ def answer_lines(
     return predictor.predict(sources[:count], best=best, prefixes=prefixes, first=first, logprobs=logprobs), problem
 
 
-def read_sources(predictor: Predictor) -> list[Source]:
-    """Every line of standard input as a source."""
-    return [predictor.task.parse(line) for line in stdin_lines()]
-
-
-# --- training --------------------------------------------------------------------------------------------------------
-
-
 def train_run(prepared: Prepared, run: Path, device: str) -> None:
     """Train with everything a person at a terminal wants around it."""
     with TrainingView(prepared.config, run) as view, catch_interrupts() as stop:
@@ -101,22 +80,16 @@ def train_run(prepared: Prepared, run: Path, device: str) -> None:
         progress = fit(prepared, run, view, device=device, stop=stop)
         name = shlex.quote(str(run))
         if stop():
-            view.say(
-                f"stopped at step {progress.step:,}; everything is saved. Go on with: regard train --resume {name}"
-            )
+            saved = f"stopped at step {progress.step:,}; everything is saved."
+            view.say(f"{saved} Go on with: regard train --resume {name}")
             return
         best = "" if progress.best is None else f"; best {prepared.config.evaluate.metrics[0]} {progress.best:.2f}"
         early = progress.step < prepared.config.train.steps
         why = f" (then {progress.worse} validations brought nothing better)" if early else ""
-        view.say(
-            f"done: {progress.step:,} steps{why} in {progress.seconds / 60:.1f} min{best} at step "
-            f"{progress.best_step:,}"
-        )
+        took = f"{progress.seconds / 60:.1f} min"
+        view.say(f"done: {progress.step:,} steps{why} in {took}{best} at step {progress.best_step:,}")
         split = "" if prepared.splits.test else " --split valid"
         view.say(f"next: regard evaluate {name}{split}, regard predict {name} < input.txt")
-
-
-# --- answering -------------------------------------------------------------------------------------------------------
 
 
 def continue_prompt(predictor: Predictor, prompt: str) -> None:
@@ -127,7 +100,9 @@ def continue_prompt(predictor: Predictor, prompt: str) -> None:
         written += part
     print()
     tell_cut(predictor)
-    tell_full(predictor, prompt + written)
+    if predictor.task.fills_context(prompt + written):
+        full = f"the context of {predictor.config.text.max_length:,} tokens is full"
+        print(f"regard: {full}; --set decode.slide=true goes on if positions allow it.", file=sys.stderr)
 
 
 def answer_input(predictor: Predictor, best: int, prefix: str, as_json: bool) -> None:
@@ -162,11 +137,8 @@ def score_split(predictor: Predictor, run: Path, split: str, outputs: Path | Non
     if not examples and (others := [name for name in ("valid", "train") if getattr(splits, name)]):
         raise InputError(f"this run has no {split} data: use --split {others[0]}.{hint}")
     if splits.train and not same_data(run, splits):
-        print(
-            f"regard: warning: the training data is not what {run} learned from (files or settings have changed): it "
-            f"may have seen examples of this {split} split.",
-            file=sys.stderr,
-        )
+        changed = f"the training data is not what {run} learned from (files or settings have changed)"
+        print(f"regard: warning: {changed}: it may have seen examples of this {split} split.", file=sys.stderr)
     with show_progress("evaluating") as report:
         found = evaluate(predictor, examples, predictor.config.evaluate, report)
     if outputs is not None:
@@ -175,9 +147,6 @@ def score_split(predictor: Predictor, run: Path, split: str, outputs: Path | Non
         print(to_json({"run": str(run), "split": split, **found.tree()}, inf_nan_mode="null").decode())
     else:
         show_evaluation(found)
-
-
-# --- looking ---------------------------------------------------------------------------------------------------------
 
 
 def show_maps(found: Look, name: str | None, head: int | None, token: int | None) -> None:
@@ -204,9 +173,6 @@ def show_agreement(found: Look, back: Predictor) -> None:
         say("no two words look at each other both ways.")
 
 
-# --- vectors ---------------------------------------------------------------------------------------------------------
-
-
 def show_words(predictor: Predictor, words: Sequence[str]) -> None:
     """The words nearest to one, or those that answer an analogy of three."""
     for text, cosine in vectors.nearest_words(predictor, words):
@@ -215,7 +181,8 @@ def show_words(predictor: Predictor, words: Sequence[str]) -> None:
 
 def embed_tokens(predictor: Predictor, file: Path) -> None:
     """A vector for every token of standard input."""
-    vectors.save_tokens(file, vectors.token_states(predictor, read_sources(predictor)), predictor.source)
+    sources = [predictor.task.parse(line) for line in stdin_lines()]
+    vectors.save_tokens(file, vectors.token_states(predictor, sources), predictor.source)
     tell_cut(predictor)
 
 

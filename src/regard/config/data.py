@@ -1,6 +1,6 @@
 """Where examples come from: the kinds of `[data]`, files and generators."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -10,6 +10,7 @@ from regard.config.settings import Count, Paths, Settings, Share
 class FileData(Settings):
     """What every file format shares."""
 
+    cutter: ClassVar[str] = "cut_{}"  # the setting that cuts a split from the training data
     obtain: str = ""
     """How a user gets these files; shown when one is missing."""
     cut_valid: Annotated[int, Field(ge=0)] = 0
@@ -19,12 +20,12 @@ class FileData(Settings):
 
     def remedy(self, split: str) -> str:
         """The settings that give a split its examples, in words."""
-        return f"data.{split} or data.cut_{split}"
+        return f"data.{split} or data.{self.cutter.format(split)}"
 
     def missing(self) -> list[str]:
         """The splits beside training that neither have files nor are cut from training."""
-        own = {"valid": self.cut_valid, "test": self.cut_test}
-        return [split for split, cut in own.items() if not cut and not getattr(self, split)]
+        own = {split: (split, self.cutter.format(split)) for split in ("valid", "test")}
+        return [split for split, names in own.items() if not any(getattr(self, name) for name in names)]
 
 
 class Sides(Settings):
@@ -104,6 +105,7 @@ class SquadData(ListedData):
 class DocumentData(ListedData):
     """Texts to continue: a whole text file is one document; of JSONL, every line holds one."""
 
+    cutter: ClassVar[str] = "{}_share"
     kind: Literal["text"]
     field: str = "text"
     """Of a file that ends in .jsonl (or .jsonl.gz), the field that holds the document."""
@@ -111,13 +113,6 @@ class DocumentData(ListedData):
     """The share at the end of the training text that becomes validation, when no validation files are given."""
     test_share: Share = 0.0
     """As valid_share, for the test; it lies behind the validation."""
-
-    def remedy(self, split: str) -> str:
-        return f"data.{split} or data.{split}_share"
-
-    def missing(self) -> list[str]:
-        shares = {"valid": self.valid_share, "test": self.test_share}
-        return [split for split, share in shares.items() if not share and not getattr(self, split)]
 
     @model_validator(mode="after")
     def cuts_are_shares(self) -> "DocumentData":
@@ -191,16 +186,5 @@ class DatesData(GeneratedData):
         return self
 
 
-Data = Annotated[
-    ParallelData
-    | TableData
-    | JsonData
-    | LabelledData
-    | StoryData
-    | SquadData
-    | DocumentData
-    | ReverseData
-    | NumbersData
-    | DatesData,
-    Field(discriminator="kind"),
-]
+Files = ParallelData | TableData | JsonData | LabelledData | StoryData | SquadData | DocumentData
+Data = Annotated[Files | ReverseData | NumbersData | DatesData, Field(discriminator="kind")]

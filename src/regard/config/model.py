@@ -35,9 +35,6 @@ def check_labels(model: ModelConfig, config: "Config", *, separated: bool = Fals
         raise ValueError("text.target.separator is for classifiers of several labels: set model.multi_label = true")
 
 
-# --- sequence to sequence --------------------------------------------------------------------------------------------
-
-
 class Seq2SeqConfig(ModelConfig):
     """What every sequence-to-sequence model shares."""
 
@@ -75,9 +72,6 @@ class RNNConfig(Seq2SeqConfig):
         if self.bidirectional and self.size % 2:
             raise ValueError(f"size {self.size} is odd, and a bidirectional encoder gives half to each direction")
         return self
-
-
-# --- Transformers ----------------------------------------------------------------------------------------------------
 
 
 class BlockConfig(ModelConfig):
@@ -219,3 +213,6 @@ class ReaderConfig(EncoderConfig):
             check_labels(self, config)
         else:
             super().check(config)
+
+
+BUILT_IN = (RNNConfig, TransformerConfig, LanguageModelConfig, EncoderConfig, ClassifierConfig, ReaderConfig)

@@ -12,15 +12,7 @@ from pydantic import Field, model_validator
 from pydantic.fields import FieldInfo
 
 from regard.config.data import Data
-from regard.config.model import (
-    ClassifierConfig,
-    EncoderConfig,
-    LanguageModelConfig,
-    ModelConfig,
-    ReaderConfig,
-    RNNConfig,
-    TransformerConfig,
-)
+from regard.config.model import BUILT_IN, ModelConfig
 from regard.config.settings import Count, Settings, Share
 from regard.config.text import TextConfig
 
@@ -148,4 +140,4 @@ def register_models(*settings: type[ModelConfig]) -> None:
     Config.model_rebuild(force=True)
 
 
-register_models(RNNConfig, TransformerConfig, LanguageModelConfig, EncoderConfig, ClassifierConfig, ReaderConfig)
+register_models(*BUILT_IN)

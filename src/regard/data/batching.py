@@ -91,20 +91,10 @@ def plan_epoch(rows: Sequence[Row], budget: int, seed: int, number: int) -> list
 
 def iterate_updates(rows: Sequence[Row], config: TrainConfig, start: int) -> Iterator[list[Batch]]:
     """Endless updates, each of `accumulate` batches, from update `start` on, as if the first had been drawn too."""
-    skip, number = start * config.accumulate, 0
-    group: list[Batch] = []
+    epochs = (plan_epoch(rows, config.batch_tokens, config.seed, number) for number in itertools.count())
+    batches = itertools.islice(itertools.chain.from_iterable(epochs), start * config.accumulate, None)
     while True:
-        order = plan_epoch(rows, config.batch_tokens, config.seed, number)
-        number += 1
-        if skip >= len(order):
-            skip -= len(order)
-            continue
-        for indices in order[skip:]:
-            group.append(collate([rows[i] for i in indices]))
-            if len(group) == config.accumulate:
-                yield group
-                group = []
-        skip = 0
+        yield [collate([rows[i] for i in batch]) for batch in itertools.islice(batches, config.accumulate)]
 
 
 def read_windows(stream: Sequence[int], width: int, config: TrainConfig, start: int) -> Iterator[list[Batch]]:
@@ -116,7 +106,6 @@ def read_windows(stream: Sequence[int], width: int, config: TrainConfig, start: 
     rows = max(1, min(config.batch_tokens // width, (len(text) - 1) // width))
     length = len(text) // rows
     each = max(1, length // width)  # batches of an epoch
-    group: list[Batch] = []
     places = torch.arange(rows)[:, None] * length + torch.arange(width + 1)
 
     @functools.lru_cache(1)
@@ -124,14 +113,14 @@ def read_windows(stream: Sequence[int], width: int, config: TrainConfig, start: 
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + turn)
         return int(torch.randint(len(text), (), generator=generator))
 
-    for number in itertools.count(start * config.accumulate):
+    def read(number: int) -> Batch:
         turn, place = divmod(number, each)
         ids = text[(places + (shift(turn) + place * width)) % len(text)]
         answer = ids[:, 1:].masked_fill(ids[:, 1:] == BOS, PAD)  # nobody writes it
-        batch = Batch(ids[:, :0], torch.zeros(rows, dtype=torch.long), ids[:, :-1], answer)
-        group = [batch] if number % config.accumulate == 0 else [*group, batch]
-        if len(group) == config.accumulate:
-            yield group
+        return Batch(ids[:, :0], torch.zeros(rows, dtype=torch.long), ids[:, :-1], answer)
+
+    for first in itertools.count(start * config.accumulate, config.accumulate):
+        yield [read(number) for number in range(first, first + config.accumulate)]
 
 
 def padding_share(rows: Sequence[Row], batches: Sequence[Sequence[int]]) -> float:

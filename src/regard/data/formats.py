@@ -15,25 +15,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.config.data import (
-    DocumentData,
-    JsonData,
-    LabelledData,
-    ParallelData,
-    Sides,
-    SquadData,
-    StoryData,
-    TableData,
-)
+from regard.config import data
 from regard.data.cutting import cut_shares, cut_sources
-from regard.data.examples import Dropped, Example, Ledger, Question
+from regard.data.examples import Dropped, Example, Question, Splits
 from regard.data.files import MARK, decode_line, drop_trailing_blanks, is_blank, read_bytes, read_lines, split_lines
 from regard.errors import DataError
 
 Read = Iterator[Example | Dropped]
 
 
-def read_parallel(settings: ParallelData, sides: Sides) -> Read:
+def read_parallel(settings: data.ParallelData, sides: data.Sides) -> Read:
     """Lines that belong together, from the files of two sides."""
     if len(sides.source) != len(sides.target):
         raise DataError(
@@ -59,10 +50,10 @@ def read_parallel(settings: ParallelData, sides: Sides) -> Read:
                 yield Example(source, target, where)
 
 
-def read_table(settings: TableData, path: str) -> Read:
+def read_table(settings: data.TableData, path: str) -> Read:
     """Rows of a tab- or comma-separated file. Tabs separate as they are; commas follow the quoting rules of CSV. A row
     that goes on behind the last column of the first one, as with a separator in its text, is not cut but dropped."""
-    rows = ROWS[settings.kind](path, settings.obtain)
+    rows = (read_csv_rows if settings.kind == "csv" else read_tsv_rows)(path, settings.obtain)
     columns: tuple[int, int] | None = None
     if isinstance(settings.source, int) and isinstance(settings.target, int):
         columns = (settings.source, settings.target)
@@ -116,7 +107,7 @@ def read_csv_rows(path: str, obtain: str) -> Iterator[tuple[int, list[str] | Non
         raise DataError(f"{path}:{number} is not CSV: {error}.") from error
 
 
-def read_objects(settings: JsonData, path: str) -> Read:
+def read_objects(settings: data.JsonData, path: str) -> Read:
     """Objects of a JSONL file, a field a side."""
     return read_records(path, settings.obtain, settings.source, settings.target)
 
@@ -163,7 +154,7 @@ def get_text(record: Any, name: str, where: str) -> str:
     return value
 
 
-def read_labelled(settings: LabelledData, path: str) -> Read:
+def read_labelled(settings: data.LabelledData, path: str) -> Read:
     """Lines `label text`: a space or a tab stands between the two."""
     for number, line in enumerate(drop_trailing_blanks(read_lines(path, settings.obtain)), 1):
         where = f"{path}:{number}"
@@ -174,7 +165,7 @@ def read_labelled(settings: LabelledData, path: str) -> Read:
             yield Example("".join(text), label, where)
 
 
-def read_documents(settings: DocumentData, path: str) -> Read:
+def read_documents(settings: data.DocumentData, path: str) -> Read:
     """A text file as one document; or one of every line of JSONL."""
     if path.removesuffix(".gz").endswith(".jsonl"):
         yield from read_records(path, settings.obtain, None, settings.field)
@@ -186,7 +177,7 @@ def read_documents(settings: DocumentData, path: str) -> Read:
     yield Example("", "".join(f"{line}\n" for line in found if line is not None), path)
 
 
-def read_stories(settings: StoryData, path: str) -> Read:
+def read_stories(settings: data.StoryData, path: str) -> Read:
     """Questions of bAbI, each with the story before it, and the answer. A number of 1 begins a new story.
     What follows an undecodable line of a story is dropped with it: it may have said the answer."""
     for name, raw in open_stories(path, settings):
@@ -215,7 +206,7 @@ def read_stories(settings: StoryData, path: str) -> Read:
 TASK_FILE = re.compile(r"qa(\d{1,9})_.*train")
 
 
-def open_stories(path: str, settings: StoryData) -> Iterator[tuple[str, bytes]]:
+def open_stories(path: str, settings: data.StoryData) -> Iterator[tuple[str, bytes]]:
     """The name and the bytes of a file, or of each file in an archive that is wanted: by task, and training files
     only (the others are named as tests)."""
     raw = read_bytes(path, settings.obtain)
@@ -224,19 +215,17 @@ def open_stories(path: str, settings: StoryData) -> Iterator[tuple[str, bytes]]:
         return
     try:
         with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
-            files = [
-                (TASK_FILE.match(Path(member.name).name), member) for member in archive.getmembers() if member.isfile()
-            ]
-            wanted = [(int(match[1]), member) for match, member in files if match]
-            for task, member in sorted(wanted, key=lambda pair: pair[0]):
+            files = [(Path(member.name).name, member) for member in archive.getmembers() if member.isfile()]
+            wanted = [(int(match[1]), name, member) for name, member in files if (match := TASK_FILE.match(name))]
+            for task, name, member in sorted(wanted, key=lambda one: one[0]):
                 file = archive.extractfile(member)
                 if file is not None and (not settings.tasks or task in settings.tasks):
-                    yield f"{path}/{Path(member.name).name}", file.read()
+                    yield f"{path}/{name}", file.read()
     except (tarfile.TarError, OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise DataError(f"{path} is a damaged archive: {error}. Get it again.") from error
 
 
-def read_squad(settings: SquadData, path: str) -> Read:
+def read_squad(settings: data.SquadData, path: str) -> Read:
     """Questions of SQuAD's JSON with their context, the answer and where it begins. A question of several
     answers gives as many examples; one of none (SQuAD 2) is dropped."""
     text = decode_line(read_bytes(path, settings.obtain).removeprefix(MARK))
@@ -268,9 +257,6 @@ def get_list(tree: Any, name: str, where: str) -> list[Any]:
     return value
 
 
-ROWS = {"tsv": read_tsv_rows, "csv": read_csv_rows}
-
-
 def read_each(read: Callable[[Any, str], Read]) -> Callable[[Any, Any], Read]:
     """A reader of several files, of one that reads a single file."""
     return lambda settings, paths: itertools.chain.from_iterable(read(settings, path) for path in paths)
@@ -280,7 +266,7 @@ class Format(NamedTuple):
     """One kind of data file: how a split of it is read, and how splits are cut from training."""
 
     read: Callable[[Any, Any], Read]
-    cut: Callable[[Any, dict[str, list[Example]], dict[str, Ledger]], None] = cut_sources
+    cut: Callable[[Any, Splits], None] = cut_sources
 
 
 FORMATS: dict[str, Format] = {

@@ -1,6 +1,6 @@
 """The examples of a run, split by split, from files or from a generator; and plain text."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from regard.config.data import FileData, GeneratedData
@@ -17,28 +17,46 @@ Accept = Callable[[Example], Example | Dropped]
 
 def read_splits(data: FileData | GeneratedData, seed: int, accept: Accept, only: str | None = None) -> Splits:
     """The examples of `[data]`; where `only` one split is wanted that has files of its own, no others are read."""
-    return READERS[data.kind](data, seed, accept, only)  # type: ignore[union-attr]
+    return generate(data, seed, accept) if isinstance(data, GeneratedData) else read_files(data, accept, only)
 
 
-def read_files(data: Any, seed: int, accept: Accept, only: str | None) -> Splits:
+def read_files(data: Any, accept: Accept, only: str | None) -> Splits:
     """Read the files of all splits; validation and test are cut from training where they are missing."""
     if only in ("valid", "test") and getattr(data, only):
         others = {name: () for name in SPLITS if name != only}
         data = data.model_copy(update={**others, "cut_valid": 0, "cut_test": 0})
-    form = FORMATS[data.kind]
-    ledgers = {name: Ledger() for name in SPLITS}
-    splits = {
-        name: list(keep(form.read(data, files), ledgers[name], accept)) if (files := getattr(data, name)) else []
-        for name in SPLITS
-    }
-    if not any(getattr(data, name) for name in splits):
+    form, files = FORMATS[data.kind], {name: getattr(data, name) for name in SPLITS}
+    if not any(files.values()):
         raise DataError(
             "this run has no data, as one that was imported: give files, as with --set 'data.test=[\"my.txt\"]'."
         )
-    if data.train:
-        require_training(splits["train"], ledgers["train"])
-    form.cut(data, splits, ledgers)
-    return Splits(splits["train"], splits["valid"], splits["test"], ledgers)
+    splits = keep_all({name: form.read(data, paths) if paths else () for name, paths in files.items()}, accept)
+    kept, ledgers = len(splits.train), splits.ledgers
+    form.cut(data, splits)
+    ledgers["train"].kept -= kept - len(splits.train)  # a text that was cut in two is in both
+    ledgers["train"].read -= kept - len(splits.train)
+    for name in ("valid", "test"):
+        if not files[name]:
+            ledgers[name].read = ledgers[name].kept = len(getattr(splits, name))
+    return splits
+
+
+def generate(data: Any, seed: int, accept: Accept) -> Splits:
+    """Generate all splits, and name every example's place."""
+    made = zip(SPLITS, GENERATORS[data.kind](data, seed), strict=True)
+    return keep_all(
+        {name: [Example(*pair, f"{name}:{number}") for number, pair in enumerate(pairs, 1)] for name, pairs in made},
+        accept,
+    )
+
+
+def keep_all(found: Mapping[str, Iterable[Example | Dropped]], accept: Accept) -> Splits:
+    """What a task accepts of every split; training data of which nothing is left is refused."""
+    ledgers = {name: Ledger() for name in SPLITS}
+    train, valid, test = (list(keep(found[name], ledgers[name], accept)) for name in SPLITS)
+    if found["train"] and not train:
+        raise DataError(f"the training data holds no example. {'; '.join(ledgers['train'].lines())}")
+    return Splits(train, valid, test, ledgers)
 
 
 def keep(examples: Iterable[Example | Dropped], ledger: Ledger, accept: Accept) -> Iterable[Example]:
@@ -51,27 +69,6 @@ def keep(examples: Iterable[Example | Dropped], ledger: Ledger, accept: Accept) 
         else:
             ledger.kept += 1
             yield accepted
-
-
-def require_training(examples: list[Example], ledger: Ledger) -> None:
-    """Refuse training data of which nothing is left."""
-    if not examples:
-        raise DataError(f"the training data holds no example. {'; '.join(ledger.lines())}")
-
-
-def generate(data: Any, seed: int, accept: Accept, only: str | None) -> Splits:
-    """Generate all splits."""
-    made, ledgers = GENERATORS[data.kind](data, seed), {name: Ledger() for name in SPLITS}
-    train, valid, test = (list(keep(getattr(made, name), ledgers[name], accept)) for name in SPLITS)
-    require_training(train, ledgers["train"])
-    return Splits(train, valid, test, ledgers)
-
-
-READERS: dict[str, Callable[[Any, int, Accept, str | None], Splits]] = {
-    **dict.fromkeys(FORMATS, read_files),
-    **dict.fromkeys(GENERATORS, generate),
-}
-"""By `data.kind`."""
 
 
 def read_raw(paths: Iterable[str], obtain: str, ledger: Ledger) -> list[str]:

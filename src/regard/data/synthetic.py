@@ -6,48 +6,17 @@ A generator gives three splits that never share a source; it is a pure function 
 import datetime
 import random
 import re
-from collections.abc import Callable, Iterable, Sequence
+import string
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from regard.config.data import DatesData, GeneratedData, NumbersData, ReverseData
-from regard.data.examples import Example, Ledger, Splits, fingerprint
+from regard.config.data import DatesData, NumbersData, ReverseData
+from regard.data.examples import fingerprint
 from regard.errors import ConfigError
 
-
-def make_splits(
-    train: Iterable[tuple[str, str]], valid: Iterable[tuple[str, str]], test: Iterable[tuple[str, str]]
-) -> Splits:
-    """Name every example's place, and count."""
-    made = {
-        name: [Example(source, target, f"{name}:{number}") for number, (source, target) in enumerate(pairs, 1)]
-        for name, pairs in (("train", train), ("valid", valid), ("test", test))
-    }
-    ledgers = {name: Ledger(read=len(examples), kept=len(examples)) for name, examples in made.items()}
-    return Splits(made["train"], made["valid"], made["test"], ledgers)
-
-
-def draw_distinct(draw: Callable[[], tuple[str, str]], settings: GeneratedData) -> Splits:
-    """Draw pairs. A fifth of all sources, by their hash, can be held out, also of the short ones; those come once; the
-    others can be trained on."""
-    wanted = settings.valid + settings.test
-    held: dict[str, str] = {}
-    train: list[tuple[str, str]] = []
-    fruitless = 0
-    while len(held) < wanted or len(train) < settings.examples:
-        fruitless += 1
-        source, target = draw()
-        if int(fingerprint(source), 16) % 5 == 0:
-            if len(held) < wanted and source not in held:
-                held[source] = target
-                fruitless = 0
-        elif len(train) < settings.examples:
-            train.append((source, target))
-            fruitless = 0
-        if fruitless > 2000:
-            raise too_few(f"{len(held):,} sources to hold out (a fifth of all)", wanted)
-    pairs = list(held.items())
-    random.Random(wanted).shuffle(pairs)
-    return make_splits(train, pairs[: settings.valid], pairs[settings.valid :])
+Pairs = list[tuple[str, str]]
+Made = tuple[Pairs, Pairs, Pairs]
+"""Sources and targets to train on, to validate on and to test on."""
 
 
 def too_few(there: str, wanted: int) -> ConfigError:
@@ -58,36 +27,45 @@ def too_few(there: str, wanted: int) -> ConfigError:
     )
 
 
-def generate_reverse(settings: ReverseData, seed: int) -> Splits:
-    """Letters, and the same letters backwards."""
-    rng = random.Random(seed)
-    return draw_distinct(lambda: reverse(settings, rng), settings)
+def generate_reverse(settings: ReverseData, seed: int) -> Made:
+    """Letters, and the same letters backwards. A fifth of all strings, by their hash, can be held out, also of the
+    short ones; those come once; the others can be trained on."""
+    rng, alphabet = random.Random(seed), string.ascii_lowercase[: settings.letters]
+    wanted = settings.valid + settings.test
+    seen: dict[str, None] = {}  # in the order they came
+    train: list[str] = []
+    fruitless = 0
+    while len(seen) < wanted or len(train) < settings.examples:
+        fruitless += 1
+        letters = "".join(rng.choices(alphabet, k=rng.randint(settings.shortest, settings.longest)))
+        if int(fingerprint(letters), 16) % 5 == 0:
+            if len(seen) < wanted and letters not in seen:
+                seen[letters] = None
+                fruitless = 0
+        elif len(train) < settings.examples:
+            train.append(letters)
+            fruitless = 0
+        if fruitless > 2000:
+            raise too_few(f"{len(seen):,} sources to hold out (a fifth of all)", wanted)
+    held = list(seen)
+    random.Random(wanted).shuffle(held)
+    pairs = [(letters, letters[::-1]) for letters in (*held, *train)]
+    return pairs[wanted:], pairs[: settings.valid], pairs[settings.valid : wanted]
 
 
-def reverse(settings: ReverseData, rng: random.Random) -> tuple[str, str]:
-    """One pair."""
-    size = rng.randint(settings.shortest, max(settings.shortest, settings.longest))
-    letters = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz"[: settings.letters], k=size))
-    return letters, letters[::-1]
-
-
-def generate_numbers(settings: NumbersData, seed: int) -> Splits:
+def generate_numbers(settings: NumbersData, seed: int) -> Made:
     """Number words -> digits. The lengths one to `digits` come equally often as far as there are that many numbers;
     of no length is more than a fifth held out, so the shortest numbers are mostly seen."""
     rng, words = random.Random(seed), number_words(settings.language)
-    held = draw_stratified(settings.valid + settings.test, settings.digits, 0.2, set(), rng)
-    taken = set(held)
-    train = draw_stratified(settings.examples, settings.digits, 1.0, taken, rng)
-    for name, made, count in (
-        ("held-out", held, settings.valid + settings.test),
-        ("training", train, settings.examples),
-    ):
+    wanted = settings.valid + settings.test
+    held = draw_stratified(wanted, settings.digits, 0.2, set(), rng)
+    train = draw_stratified(settings.examples, settings.digits, 1.0, set(held), rng)
+    for name, made, count in (("held-out", held, wanted), ("training", train, settings.examples)):
         if len(made) < count:
             raise too_few(f"{len(made):,} {name} numbers of up to {settings.digits} digits", count)
-    rng.shuffle(held)
-    rng.shuffle(train)
-    pair = [(words(number), str(number)) for number in held]
-    return make_splits(((words(n), str(n)) for n in train), pair[: settings.valid], pair[settings.valid :])
+        rng.shuffle(made)
+    pairs = [(words(number), str(number)) for number in (*held, *train)]
+    return pairs[wanted:], pairs[: settings.valid], pairs[settings.valid : wanted]
 
 
 def draw_stratified(count: int, digits: int, share: float, taken: set[int], rng: random.Random) -> list[int]:
@@ -120,9 +98,6 @@ def number_words(language: str) -> Callable[[int], str]:
     return words
 
 
-PATTERNS = ("short", "medium", "long", "full")
-
-
 def date_forms(languages: Sequence[str]) -> list[tuple[Any, str]]:
     """Locales and the patterns in which babel writes a date there, with whole years. Of two languages whose short forms
     differ in order alone (3/4/2020), only the one named first has it."""
@@ -135,7 +110,7 @@ def date_forms(languages: Sequence[str]) -> list[tuple[Any, str]]:
     forms = {}
     orders: dict[str, str] = {}
     for locale in locales:
-        for name in PATTERNS:
+        for name in ("short", "medium", "long", "full"):
             pattern = re.sub("y+", "y", locale.date_formats[name].pattern)
             order = "".join(re.findall("[yMd]", re.sub(r"(.)\1+", r"\1", pattern)))
             separators = re.sub("[yMd ]", "", pattern)
@@ -144,7 +119,7 @@ def date_forms(languages: Sequence[str]) -> list[tuple[Any, str]]:
     return [(locale, pattern) for (locale, _), pattern in forms.items()]
 
 
-def generate_dates(settings: DatesData, seed: int) -> Splits:
+def generate_dates(settings: DatesData, seed: int) -> Made:
     """Dates as babel writes them in several languages -> ISO 8601. The days, not only their spellings, of the three
     splits differ, and every source has one answer."""
     from babel.dates import format_date
@@ -154,17 +129,14 @@ def generate_dates(settings: DatesData, seed: int) -> Splits:
     last = datetime.date(settings.last_year, 12, 31).toordinal()
     meanings: dict[str, str] = {}
 
-    def draw(rests: range) -> tuple[str, str]:
-        while (day := rng.randint(first, last)) % 20 not in rests:
-            pass
-        locale, pattern = rng.choice(forms)
-        date = datetime.date.fromordinal(day)
-        return format_date(date, pattern, locale=locale), date.isoformat()
-
-    def take(count: int, rests: range, unique: bool) -> list[tuple[str, str]]:
-        pairs: list[tuple[str, str]] = []
+    def take(count: int, rests: range, unique: bool) -> Pairs:
+        pairs: Pairs = []
         for _ in range(50 * count):
-            source, target = draw(rests)
+            while (day := rng.randint(first, last)) % 20 not in rests:
+                pass
+            locale, pattern = rng.choice(forms)
+            date = datetime.date.fromordinal(day)
+            source, target = format_date(date, pattern, locale=locale), date.isoformat()
             if (known := meanings.get(source)) is not None and (unique or known != target):
                 continue
             meanings[source] = target
@@ -175,12 +147,9 @@ def generate_dates(settings: DatesData, seed: int) -> Splits:
 
     valid = take(settings.valid, range(1), unique=True)  # every twentieth day
     test = take(settings.test, range(1, 2), unique=True)
-    return make_splits(take(settings.examples, range(2, 20), unique=False), valid, test)
+    return take(settings.examples, range(2, 20), unique=False), valid, test
 
 
-GENERATORS: dict[str, Callable[[Any, int], Splits]] = {
-    "reverse": generate_reverse,
-    "numbers": generate_numbers,
-    "dates": generate_dates,
-}
+Generate = Callable[[Any, int], Made]
+GENERATORS: dict[str, Generate] = {"reverse": generate_reverse, "numbers": generate_numbers, "dates": generate_dates}
 """By `data.kind`."""

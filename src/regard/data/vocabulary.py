@@ -187,57 +187,40 @@ def settled(text: str, composed: bool) -> int:
 
 def pipeline(settings: Tokenization) -> tuple[Tokenizer, Any]:
     """An untrained tokenizer and its trainer."""
-    special = list(SPECIAL)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    quiet: dict[str, Any] = {"special_tokens": special, "show_progress": False}
+    options: dict[str, Any] = {"special_tokens": list(SPECIAL), "show_progress": False}
     subwords = settings.kind in ("bpe", "unigram")
     trainer: Any
-    match settings.kind:
-        case "char" | "word" | "label":
-            tokenizer = Tokenizer(models.WordLevel(unk_token=SPECIAL[UNK]))
-            trainer = trainers.WordLevelTrainer(vocab_size=2**31, min_frequency=settings.min_count, **quiet)
-        case "byte" | "bpe":
-            tokenizer = Tokenizer(models.BPE(unk_token=SPECIAL[UNK]))
-            size = settings.size if subwords else len(SPECIAL) + len(alphabet)
-            trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, **quiet)
-        case "unigram":
-            tokenizer = Tokenizer(models.Unigram())
-            trainer = trainers.UnigramTrainer(
-                vocab_size=settings.size, initial_alphabet=alphabet, unk_token=SPECIAL[UNK], **quiet
-            )
-    match settings.kind:
-        case "char":
+    if settings.kind in ("char", "word", "label"):
+        tokenizer = Tokenizer(models.WordLevel(unk_token=SPECIAL[UNK]))
+        trainer = trainers.WordLevelTrainer(vocab_size=2**31, min_frequency=settings.min_count, **options)
+        if settings.kind == "char":
             tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"(?m)."), behavior="isolated")
             tokenizer.decoder = decoders.Fuse()
-        case "word":
+        elif settings.kind == "word":
             tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        case "label":
-            if settings.separator:
-                around = Regex(rf"\s*{re.escape(settings.separator)}\s*")
-                tokenizer.pre_tokenizer = pre_tokenizers.Split(around, behavior="removed")
-        case _:
-            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
-                add_prefix_space=False, use_regex=subwords, trim_offsets=True
-            )
-            tokenizer.decoder = decoders.ByteLevel()
-            if subwords:  # a first word is the same entry as any other: a space before it, taken off again
-                tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-    tokenizer.normalizer = normalizers.Sequence(normalization(settings, subwords))
+        elif settings.separator:
+            around = Regex(rf"\s*{re.escape(settings.separator)}\s*")
+            tokenizer.pre_tokenizer = pre_tokenizers.Split(around, behavior="removed")
+    else:
+        options["initial_alphabet"] = sorted(pre_tokenizers.ByteLevel.alphabet())
+        options["vocab_size"] = settings.size if subwords else len(SPECIAL) + len(options["initial_alphabet"])
+        if settings.kind == "unigram":
+            tokenizer, trainer = Tokenizer(models.Unigram()), trainers.UnigramTrainer(unk_token=SPECIAL[UNK], **options)
+        else:
+            tokenizer, trainer = Tokenizer(models.BPE(unk_token=SPECIAL[UNK])), trainers.BpeTrainer(**options)
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=subwords)
+        tokenizer.decoder = decoders.ByteLevel()
+        if subwords:  # a first word is the same entry as any other: a space before it, taken off again
+            tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    steps = {
+        normalizers.NFC(): settings.normalize == "nfc",
+        normalizers.NFKC(): settings.normalize == "nfkc",
+        normalizers.Lowercase(): settings.lowercase,
+        normalizers.NFD(): settings.jamo,
+        normalizers.Prepend(" "): subwords,
+    }
+    tokenizer.normalizer = normalizers.Sequence([step for step, wanted in steps.items() if wanted])
     return tokenizer, trainer
-
-
-def normalization(settings: Tokenization, subwords: bool) -> list[Any]:
-    """The steps from raw to normal text, in order."""
-    steps: list[Any] = []
-    if settings.normalize != "none":
-        steps.append(normalizers.NFC() if settings.normalize == "nfc" else normalizers.NFKC())
-    if settings.lowercase:
-        steps.append(normalizers.Lowercase())
-    if settings.jamo:
-        steps.append(normalizers.NFD())
-    if subwords:
-        steps.append(normalizers.Prepend(" "))
-    return steps
 
 
 class Vocabularies(NamedTuple):

@@ -57,19 +57,15 @@ def beam_search(model: Steppable, sources: Sources, config: DecodeConfig, best: 
     A sentence is finished when none of its living hypotheses can still become one of the `best`, however it goes on:
     a log-probability only falls, and the penalty is largest at the limit. So stopping early changes nothing.
     """
-    width, state, here = (
-        max(config.beam_size, best),
-        model.start(sources.source, sources.lengths),
-        begin_search(sources, config),
-    )
+    width, here = max(config.beam_size, best), begin_search(sources, config)
+    state = model.start(sources.source, sources.lengths)
     tokens = first_tokens(state, sources)
     for step in itertools.count():
         logprobs, state = model.step(tokens, state)
-        written = histories(here.growing) if config.no_repeat_ngram else []
+        written = here.growing.tokens.flatten(0, 1).tolist() if config.no_repeat_ngram else []
         logprobs = apply_constraints(logprobs, step, here.constraints, written, config.no_repeat_ngram)
         origin, growing = expand(here.growing, logprobs, width)
-        ends = growing.tokens[..., -1] == EOS
-        ended = here.ended
+        ends, ended = growing.tokens[..., -1] == EOS, here.ended
         order = origin + torch.arange(len(origin), device=origin.device)[:, None] * (len(tokens) // len(origin))
         if ends.any():
             ended = merge_ended(ended, growing, ends, length_penalty(step + 1.0, config.length_penalty), width)
@@ -92,21 +88,14 @@ def beam_search(model: Steppable, sources: Sources, config: DecodeConfig, best: 
         yield None
 
 
-def histories(beams: Beams) -> list[list[int]]:
-    """The tokens of every hypothesis that grows."""
-    found: list[list[int]] = beams.tokens.flatten(0, 1).tolist()
-    return found
-
-
 def first_tokens(state: State, sources: Sources) -> Tensor:
     """The tokens (sentences,) that the first step reads."""
     return torch.full_like(sources.source[:, 0], BOS) if state.first is None else state.first
 
 
 def expand(beams: Beams, logprobs: Tensor, width: int) -> tuple[Tensor, Beams]:
-    """The `width` likeliest continuations of every sentence, and the place (sentences, beam) each came from.
-
-    logprobs (sentences * beam, vocab)."""
+    """The `width` likeliest continuations of every sentence by logprobs (sentences * beam, vocab), and the place
+    (sentences, beam) each came from."""
     sentences, vocab = len(beams.scores), logprobs.shape[1]
     flat, places = logprobs.reshape(sentences, -1), likely_places(logprobs, beams.scores, width)
     totals = flat.gather(1, places) + beams.scores.gather(1, places // vocab)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.config.run import DecodeConfig
+from regard.data.batching import pad
 from regard.data.vocabulary import BOS, EOS, PAD
 
 
@@ -37,13 +38,10 @@ def make_sources(
 ) -> Sources:
     """Sources (sentences, source) with the limits of a configuration. Outputs begin with their prefix; none has more
     than `most` tokens: a limit for all, or (sentences,)."""
-    room = torch.tensor([max_tokens(length, config) for length in lengths.tolist()], dtype=torch.long).to(
-        lengths.device
-    )
+    limits = [max_tokens(length, config) for length in lengths.tolist()]
+    room = torch.tensor(limits, dtype=torch.long, device=lengths.device)
     room = room if most is None else room.clamp(max=most)
-    prefix = torch.full((len(source), max(map(len, prefixes or [[]]))), PAD)
-    for row, tokens in enumerate(prefixes or []):
-        prefix[row, : len(tokens)] = torch.tensor(tokens)
+    prefix = pad(prefixes).long() if prefixes else torch.empty(len(source), 0, dtype=torch.long)
     room = torch.maximum(room, (prefix != PAD).sum(1).to(room.device))
     least = torch.full_like(room, config.min_length)
     soonest = int(room.min()) if len(room) else 0

@@ -105,14 +105,11 @@ class CTranslate2Engine:
         """Whether only our own engine does what is asked for. A model with hooks is looked at, and has to run itself; a
         language model's prefix, which limits count, is a part of the prompt to CTranslate2."""
         settings = request.settings
-        if settings.sample or settings.slide or request.on_token is not None or self.is_watched():
+        watched = any(part._forward_hooks for part in self.parts)
+        if settings.sample or settings.slide or request.on_token is not None or watched:
             return True
         counted = self.decoder_only and any(request.prefixes) and not isinstance(self.model, Absent)
         return counted and bool(settings.no_repeat_ngram or settings.min_length)
-
-    def is_watched(self) -> bool:
-        """Whether somebody looks at what parts of the model do, as a recorder does."""
-        return any(part._forward_hooks for part in self.parts)
 
     def make_rows(self, sources: Sequence[Encoded], request: Request) -> list[Row]:
         """Sources with their limits, which are those of our own engine."""
@@ -126,8 +123,6 @@ class CTranslate2Engine:
             else:
                 rows.append(Row(source.ids, begin, [], tokens))
         return rows
-
-    # --- searching
 
     def search(self, rows: Sequence[Row], request: Request, found: dict[int, list[Candidate]]) -> Steps:
         """The candidates of every row. First all are searched up to the largest limit, for that is one batch, and with
@@ -199,8 +194,6 @@ class CTranslate2Engine:
         ended = ids[-1:] == [EOS]
         return Candidate(ids[:-1] if ended else ids, ended, score, forced)
 
-    # --- ranking
-
     def rank(self, row: Row, found: list[Candidate], request: Request) -> list[Candidate]:
         """The `best` of what was found, by our own length penalty. Where CTranslate2's sums cannot be compared, all
         that was found is kept, to be scored again."""
@@ -228,9 +221,8 @@ class CTranslate2Engine:
     ) -> list[list[Hypothesis]]:
         """Candidates as hypotheses. Where log-probabilities are wanted, or CTranslate2's sums cannot be compared, they
         are scored by one pass of our model, in which an output that reached its limit pays for its <eos>."""
-        alpha, outputs = request.settings.length_penalty, []
-        for row, found in zip(rows, chosen, strict=True):
-            outputs.append([[*row.lead, *one.tokens] for one in found])
+        alpha = request.settings.length_penalty
+        outputs = [[[*row.lead, *one.tokens] for one in found] for row, found in zip(rows, chosen, strict=True)]
         again = [i for i, row in enumerate(rows) if request.logprobs or not self.is_exact(row, chosen[i], request)]
         scored = iter(self.rescore([(sources[i], output) for i in again for output in outputs[i]]))
         out: list[list[Hypothesis]] = []

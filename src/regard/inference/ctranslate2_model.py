@@ -17,9 +17,8 @@ from regard.attention.positions import sinusoidal
 from regard.config.model import BlockConfig
 from regard.data.vocabulary import BOS, EOS, SPECIAL, UNK, Vocabulary
 from regard.errors import ConfigError, RunError
-from regard.nn.attention import Attention
 from regard.nn.layers import LearnedPositions
-from regard.nn.transformer import Block, FeedForward, Stack
+from regard.nn.transformer import Block, Stack
 from regard.tasks.task import Architecture, Task
 from regard.training.checkpoint import make_folder
 
@@ -34,9 +33,6 @@ def get_library() -> Any:
     except ImportError as error:
         raise ConfigError("this engine needs ctranslate2: pip install 'regard[exchange]'.") from error
     return ctranslate2
-
-
-# --- folders ---------------------------------------------------------------------------------------------------------
 
 
 def write_model(task: Task, model: Any, run: Path, folder: Path, quantization: str) -> None:
@@ -79,9 +75,6 @@ def convert_run(task: Task, model: Any, run: Path, quantization: str) -> Path:
     return folder
 
 
-# --- the specification -----------------------------------------------------------------------------------------------
-
-
 def check_expressible(task: Task) -> Architecture:
     """The architecture of a model that CTranslate2 can express; what it cannot is an error that says why."""
     try:
@@ -104,37 +97,30 @@ def describe_model(task: Task, model: Any) -> Any:
 
     config: Any = task.config.model
     longest = 2 * task.config.text.max_length + 2
-    if not check_expressible(task).encoder:
-        decoder = specs.TransformerDecoderSpec(
-            *sizes(model.decoder, config), **options(config, decoder=True, alone=True)
-        )
-        fill_stack(decoder, model.decoder, config, longest)
+    alone = not check_expressible(task).encoder
+    own = {"with_encoder_attention": not alone, "alibi": config.positions == "alibi", **options(config)}
+    decoder = specs.TransformerDecoderSpec(len(model.decoder.blocks), config.heads, **own)
+    fill_stack(decoder, model.decoder, config, longest)
+    fill_linear(decoder.projection, model.output)
+    if alone:
         spec = specs.TransformerDecoderModelSpec(decoder)
         spec.register_vocabulary(name_entries(task.source))
         decoder.embeddings.weight = plain(model.source_embedding.weight)
     else:
-        encoder = specs.TransformerEncoderSpec(*sizes(model.encoder, config), **options(config))
-        decoder = specs.TransformerDecoderSpec(*sizes(model.decoder, config), **options(config, decoder=True))
+        encoder = specs.TransformerEncoderSpec(len(model.encoder.blocks), config.heads, **options(config))
         fill_stack(encoder, model.encoder, config, longest)
-        fill_stack(decoder, model.decoder, config, longest)
         encoder.embeddings[0].weight = plain(model.source_embedding.weight)
         spec = specs.TransformerSpec(encoder, decoder)
         spec.register_source_vocabulary(name_entries(task.source))
         spec.register_target_vocabulary(name_entries(task.target))
         spec.config.decoder_start_token = SPECIAL[BOS]
         decoder.embeddings.weight = plain(model.target_embedding.weight)
-    fill_linear(decoder.projection, model.output)
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = SPECIAL[UNK], SPECIAL[BOS], SPECIAL[EOS]
     spec.config.layer_norm_epsilon = config.norm_epsilon
     return spec
 
 
-def sizes(stack: Stack, config: BlockConfig) -> tuple[int, int]:
-    """Layers and heads."""
-    return len(stack.blocks), config.heads
-
-
-def options(config: BlockConfig, *, decoder: bool = False, alone: bool = False) -> dict[str, Any]:
+def options(config: BlockConfig) -> dict[str, Any]:
     """The form of a stack in CTranslate2's words."""
     from ctranslate2.specs import common_spec
 
@@ -148,8 +134,6 @@ def options(config: BlockConfig, *, decoder: bool = False, alone: bool = False) 
     }
     if config.positions == "rotary":
         found |= {"rotary_dim": 0, "rotary_interleave": False, "rotary_base": config.rotary_base}
-    if decoder:
-        found |= {"with_encoder_attention": not alone, "alibi": config.positions == "alibi"}
     return found
 
 
@@ -175,14 +159,12 @@ def fill_norm(spec: Any, norm: Any) -> None:
 def fill_stack(spec: Any, stack: Stack, config: BlockConfig, longest: int) -> None:
     """Everything of an encoder or a decoder but its embedding and output."""
     spec.scale_embeddings = config.embedding_scale
-    if config.positions in ("sinusoidal", "learned", "none"):
-        table = (
-            stack.positions.table
-            if isinstance(stack.positions, LearnedPositions)
-            else torch.zeros(longest, config.size)
-        )
+    if config.positions not in ("rotary", "alibi"):
+        table = torch.zeros(longest, config.size)
         if config.positions == "sinusoidal":
             table = sinusoidal(torch.arange(longest), config.size)
+        elif isinstance(stack.positions, LearnedPositions):
+            table = stack.positions.table
         spec.position_encodings.encodings = plain(table)
     if stack.embedding_norm is not None:
         fill_norm(spec.layernorm_embedding, stack.embedding_norm)
@@ -196,9 +178,8 @@ def fill_stack(spec: Any, stack: Stack, config: BlockConfig, longest: int) -> No
 def fill_block(spec: Any, block: Block) -> None:
     """One layer: its norms are parts of what they stand before or behind."""
     first, *middle, last = (residual.norm for residual in block.residuals)
-    attention: Attention = block.self_attention
-    fill_linear(spec.self_attention.linear[0], attention.projection)
-    fill_linear(spec.self_attention.linear[1], attention.output)
+    fill_linear(spec.self_attention.linear[0], block.self_attention.projection)
+    fill_linear(spec.self_attention.linear[1], block.self_attention.output)
     fill_norm(spec.self_attention.layer_norm, first)
     if block.cross_attention is not None:
         cross, size = block.cross_attention, spec.self_attention.linear[1].weight.shape[0]
@@ -206,14 +187,12 @@ def fill_block(spec: Any, block: Block) -> None:
         fill_linear(spec.attention.linear[1], cross.projection, slice(size, None))
         fill_linear(spec.attention.linear[2], cross.output)
         fill_norm(spec.attention.layer_norm, middle[0])
-    feedforward: FeedForward = block.feedforward
-    fill_linear(spec.ffn.linear_1, feedforward.down)
+    up, gate = block.feedforward.up, block.feedforward.gate
+    fill_linear(spec.ffn.linear_0, up if gate is None else gate)
+    if gate is not None:
+        fill_linear(spec.ffn.linear_0_noact, up)
+    fill_linear(spec.ffn.linear_1, block.feedforward.down)
     fill_norm(spec.ffn.layer_norm, last)
-    if feedforward.gate is None:
-        fill_linear(spec.ffn.linear_0, feedforward.up)
-    else:
-        fill_linear(spec.ffn.linear_0, feedforward.gate)
-        fill_linear(spec.ffn.linear_0_noact, feedforward.up)
 
 
 def name_entries(vocabulary: Vocabulary) -> list[str]:
@@ -222,7 +201,6 @@ def name_entries(vocabulary: Vocabulary) -> list[str]:
     known: set[str] = set()
     for index in range(vocabulary.size):
         name = vocabulary.token(index)
-        name = f"<{index}>" if name in known else name
-        known.add(name)
-        found.append(name)
+        found.append(f"<{index}>" if name in known else name)
+        known.add(found[-1])
     return found

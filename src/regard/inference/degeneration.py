@@ -44,13 +44,7 @@ def find_loop(tokens: Sequence[int]) -> Loop:
     return best
 
 
-def flags(
-    source: Sequence[int],
-    output: Answer,
-    bounds: Bounds,
-    *,
-    spell: Callable[[Sequence[int]], str],
-) -> list[str]:
+def flags(source: Sequence[int], output: Answer, bounds: Bounds, *, spell: Callable[[Sequence[int]], str]) -> list[str]:
     """What is suspicious about an output, in words; nothing for a good one.
 
     `source` are the source's ids without <eos>; `bounds.most` is the most tokens the output could have; an output of
@@ -61,8 +55,7 @@ def flags(
         return []
     if not tokens:
         return ["is empty"]
-    found = []
-    loop = find_loop(tokens)
+    found, loop = [], find_loop(tokens)
     phrase = spell(tokens[loop.start : loop.end]).strip()
     enough = TIMES if any(letter.isalpha() for letter in phrase) else TIMES_WITHOUT_LETTERS
     if loop.times >= enough and loop.times > find_loop(source).times:

@@ -1,5 +1,6 @@
 """Opening a run: its settings, vocabularies and weights, and the engine that decodes best."""
 
+import functools
 import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +11,6 @@ from regard.config.toml import change
 from regard.errors import ConfigError, RunError
 from regard.inference.ctranslate2_engine import Absent, CTranslate2Engine
 from regard.inference.ctranslate2_model import check_expressible, convert_run, get_library
-from regard.inference.engine import Engine
 from regard.inference.predictor import Predictor
 from regard.tasks import make_task
 from regard.tasks.task import Task
@@ -21,11 +21,7 @@ ENGINES = ("auto", "torch", "ctranslate2")
 
 
 def load(
-    run: str | Path,
-    changes: Iterable[str] = (),
-    device: str = "auto",
-    engine: str = "auto",
-    threads: int | None = None,
+    run: str | Path, changes: Iterable[str] = (), device: str = "auto", engine: str = "auto", threads: int | None = None
 ) -> Predictor:
     """Open a run that `regard train` or `import` made, or a folder that `regard export --to ctranslate2` made;
     `changes` are settings as in `--set`. The engine that decodes is CTranslate2 where it is installed and can express
@@ -34,16 +30,19 @@ def load(
         raise ConfigError(f"--engine is {engine!r}, expected {', '.join(ENGINES)}.")
     keep_memory()
     folder, place = Path(run), choose(device)
-    config = change(load_config(folder), changes)
-    task = make_task(config, load_vocabularies(folder))
+    machine = "cuda" if place.type == "cuda" else "cpu", threads or torch.get_num_threads()
+    task = make_task(change(load_config(folder), changes), load_vocabularies(folder))
     if (folder / "model.bin").exists():
         get_library()
         if engine == "torch":
             raise RunError(f"{folder} is a CTranslate2 model: our engine needs the run that it was exported from.")
-        own = CTranslate2Engine(task, Absent(), lambda: folder, ctranslate2_device(place), count_threads(threads))
-        return Predictor(task, own.model, own)
+        absent = Absent()
+        return Predictor(task, absent, CTranslate2Engine(task, absent, lambda: folder, *machine))
     model = load_model(task, folder).to(place)
-    return Predictor(task, model, choose_engine(task, model, folder, place, engine, threads))
+    if not fits_ctranslate2(task, engine):
+        return Predictor(task, model)
+    convert = functools.partial(convert_run, task, model, folder, task.config.decode.quantization)
+    return Predictor(task, model, CTranslate2Engine(task, model, convert, *machine))
 
 
 def load_model(task: Task, run: Path) -> torch.nn.Module:
@@ -57,31 +56,15 @@ def load_model(task: Task, run: Path) -> torch.nn.Module:
     return model.eval()
 
 
-def choose_engine(
-    task: Task, model: torch.nn.Module, run: Path, place: torch.device, engine: str, threads: int | None
-) -> Engine | None:
-    """CTranslate2 where it is wanted, or installed and able to; None: our own."""
+def fits_ctranslate2(task: Task, engine: str) -> bool:
+    """Whether CTranslate2 is wanted, or installed and able to."""
     if engine == "torch" or (engine == "auto" and importlib.util.find_spec("ctranslate2") is None):
-        return None
+        return False
     try:
         get_library()
         check_expressible(task)
     except ConfigError:
         if engine == "ctranslate2":
             raise
-        return None
-
-    def convert() -> Path:
-        return convert_run(task, model, run, task.config.decode.quantization)
-
-    return CTranslate2Engine(task, model, convert, ctranslate2_device(place), count_threads(threads))
-
-
-def ctranslate2_device(place: torch.device) -> str:
-    """The device of CTranslate2 for one of torch's."""
-    return "cuda" if place.type == "cuda" else "cpu"
-
-
-def count_threads(threads: int | None) -> int:
-    """As many as torch has, unless told."""
-    return threads or torch.get_num_threads()
+        return False
+    return True

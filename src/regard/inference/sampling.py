@@ -7,7 +7,7 @@ its length counting <eos> (Wu 2016).
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from regard.config.run import DecodeConfig
 from regard.data.vocabulary import EOS
 from regard.errors import RunError
 from regard.inference.beam_search import Found, beam_search, first_tokens
-from regard.inference.constraints import BROKEN, Sources, apply_constraints, length_penalty, make_sources
+from regard.inference.constraints import BROKEN, Sources, apply_constraints, length_penalty
 from regard.nn.state import Hypothesis, State, Steppable, select_rows
 
 Choose = Callable[[Tensor, int], Tensor]
@@ -25,29 +25,12 @@ OnToken = Callable[[int, int, float], bool]
 """Gets a sentence's number, its next token and that one's log-probability, as they come; True ends the sentence."""
 
 
-def decode(
-    model: Steppable,
-    source: Tensor,
-    lengths: Tensor,
-    config: DecodeConfig,
-    *,
-    best: int = 1,
-    prefixes: Sequence[Sequence[int]] | None = None,
-    most: int | Tensor | None = None,
-    on_token: OnToken | None = None,
-) -> list[list[Hypothesis]]:
-    """The `best` outputs of every source (sentences, source), best first; samples come in the order they were drawn.
-    The answer to a source does not depend on what else is in the batch. No output has more than `most` tokens; a limit
-    for all, or (sentences,). `on_token` hears of every token, as `generate_tokens` says; beam search tells none."""
-    steps = generate(model, make_sources(source, lengths, config, prefixes, most), config, best=best, on_token=on_token)
-    found = dict(filter(None, steps))
-    return [found[row] for row in range(len(source))]
-
-
 def generate(
     model: Steppable, sources: Sources, config: DecodeConfig, *, best: int = 1, on_token: OnToken | None = None
 ) -> Iterator[Found]:
-    """As `decode`: the place of each sentence and its outputs, as soon as it is finished; None behind every step."""
+    """The place of each sentence and its `best` outputs, best first, as soon as it is finished; None behind every step.
+    Samples come in the order they were drawn. The answer to a source does not depend on what else is in the batch.
+    `on_token` hears of every token, as `generate_tokens` says; beam search tells none."""
     if config.sample and best > 1:
         drawn: dict[int, list[Hypothesis]] = {}
         for number in range(best):
@@ -62,9 +45,6 @@ def generate(
         yield from generate_tokens(model, sources, choose, config, on_token)
     else:
         yield from beam_search(model, sources, config, best)
-
-
-# --- one hypothesis a sentence ---------------------------------------------------------------------------------------
 
 
 def greedy(logprobs: Tensor, step: int) -> Tensor:

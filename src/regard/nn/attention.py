@@ -6,7 +6,7 @@ Attention modules say themselves what they are (`kind`, `normalize`) and what st
 
 import functools
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -44,8 +44,6 @@ class Additive(nn.Module):
         """(.., query, size), (.., key, size) -> (.., query, key)."""
         return (query.unsqueeze(-2) + keys.unsqueeze(-3)).tanh() @ self.vector
 
-
-# --- projections -----------------------------------------------------------------------------------------------------
 
 QUERY, KEY_VALUE, ALL = slice(0, 1), slice(1, 3), slice(0, 3)
 """Which of (queries, keys, values) are projected."""
@@ -93,9 +91,6 @@ class SeparateProjections(nn.Module):
         every: tuple[nn.Module, ...] = (self.query, self.key, self.value)
         mapped: list[Tensor] = [part(inputs) for part in every[parts]]
         return tuple(x.view(*x.shape[:-1], heads, -1).transpose(-3, -2) for x in mapped)
-
-
-# --- attention -------------------------------------------------------------------------------------------------------
 
 
 class Attention(nn.Module):
@@ -149,6 +144,13 @@ class Attention(nn.Module):
         far = distance(queries.shape[-2], kv.keys.shape[-2], queries.device)
         return biased(self.score, alibi(self.heads, far)[heads])
 
+    def attend_source(self, inputs: Tensor, source: KeyValues, mask: Tensor | None) -> Tensor:
+        """inputs (rows, .., size) attend to a source. Several hypotheses (rows) of one sentence are its queries: the
+        source is not copied for each."""
+        queries = self.project_query(inputs.reshape(len(source.keys), -1, inputs.shape[-1]))
+        seen: Tensor = self(queries, source, mask)
+        return seen.reshape(inputs.shape)
+
     def forward(self, queries: Tensor, kv: KeyValues, mask: Tensor | None = None) -> Tensor:
         """queries (batch, heads, query, size) attend to keys and values -> (batch, query, size)."""
         score = self.score_with_positions(queries, kv)
@@ -163,24 +165,15 @@ class Attention(nn.Module):
 
 
 def multi_head_attention(
-    size: int,
-    heads: int,
-    *,
-    kind: Kind,
-    axes: Axes,
-    layer: int = 0,
-    kv_heads: int | None = None,
-    bias: bool = True,
-    positions: Literal["none", "rotary", "alibi"] = "none",
-    rotary_base: float = 10_000.0,
+    size: int, heads: int, *, kv_heads: int | None = None, bias: bool = True, **own: Any
 ) -> Attention:
-    """All heads' projections in one matrix; what they saw is joined and mixed by another."""
+    """All heads' projections in one matrix; what they saw is joined and mixed by another. `own` are the other arguments
+    of `Attention`."""
     output = nn.Linear(size, size, bias=bias)
     nn.init.xavier_uniform_(output.weight)
     if bias:
         nn.init.zeros_(output.bias)
-    projection, own = JointProjection(size, heads, kv_heads, bias=bias), {"positions": positions, "layer": layer}
-    return Attention(projection, output, kind=kind, axes=axes, heads=heads, rotary_base=rotary_base, **own)  # type: ignore[arg-type]
+    return Attention(JointProjection(size, heads, kv_heads, bias=bias), output, heads=heads, **own)
 
 
 def single_head_attention(size: int, score: Literal["dot", "scaled dot", "general", "additive"]) -> Attention:

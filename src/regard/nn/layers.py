@@ -57,9 +57,6 @@ class OutputLayer(nn.Module):
         return F.linear(hidden, self.weight, self.bias)
 
 
-# --- positions that are added to embeddings --------------------------------------------------------------------------
-
-
 class SinusoidalPositions(nn.Module):
     """Adds sinusoidal positions; works at any length."""
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from regard.data.batching import Batch
 from regard.data.vocabulary import PAD
+from regard.nn.layers import widen
 
 FEW = 2**18
 """Logits that stay in the cache as a whole table."""
@@ -25,7 +26,6 @@ class Trainable(nn.Module):
     """All that the trainer knows of a model: called with a batch, it gives the loss of the batch's answers."""
 
     def forward(self, batch: Batch, label_smoothing: float = 0.0) -> Loss:
-        """The loss of a batch's answers."""
         raise NotImplementedError
 
 
@@ -42,14 +42,13 @@ def cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, answer: Tensor, 
     hidden (batch, target, size), weight (vocab, size), bias (vocab,), answer (batch, target) with PAD where nothing is
     wanted. The logits are made and used a block of rows at a time (see `Blockwise`), unless they are few.
     """
-    rows = answer.flatten()
+    hidden, rows, tokens = hidden.flatten(0, -2), answer.flatten(), int((answer != PAD).sum())
     if not label_smoothing and len(rows) * len(weight) <= FEW:
-        logits = F.linear(hidden.flatten(0, -2), weight.to(hidden.dtype), bias.to(hidden.dtype))
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        sum_ = F.cross_entropy(wide, rows, ignore_index=PAD, reduction="sum")
-        return Loss(sum_, sum_.detach(), int((rows != PAD).sum()))
-    total, plain = Blockwise.apply(hidden.flatten(0, -2), weight, bias, rows, label_smoothing)  # type: ignore[no-untyped-call]
-    return Loss(total, plain, int((rows != PAD).sum()))
+        logits = widen(F.linear(hidden, weight.to(hidden.dtype), bias.to(hidden.dtype)))
+        total = F.cross_entropy(logits, rows, ignore_index=PAD, reduction="sum")
+        return Loss(total, total.detach(), tokens)
+    total, plain = Blockwise.apply(hidden, weight, bias, rows, label_smoothing)  # type: ignore[no-untyped-call]
+    return Loss(total, plain, tokens)
 
 
 class Blockwise(torch.autograd.Function):
@@ -111,8 +110,7 @@ def classify_loss(logits: Tensor, wanted: Tensor, label_smoothing: float) -> Los
 
 
 def token_surprise(logits: Tensor, answer: Tensor) -> Surprise:
-    """Of logits or log-probabilities (batch, target, vocab) and answers (batch, target) with PAD where nothing is
-    wanted."""
+    """Of logits or log-probabilities (batch, target, vocab) and answers (batch, target), with PAD for nothing."""
     real = answer != PAD
     nats = F.cross_entropy(logits.transpose(1, 2), answer, reduction="none")
     return Surprise((nats * real).sum(1), real.sum(1))

@@ -21,16 +21,10 @@ class RecurrentEncoder(nn.Module):
 
     def __init__(self, config: RNNConfig) -> None:
         super().__init__()
-        directions = 2 if config.bidirectional else 1
-        self.network = NETWORKS[config.cell](
-            config.embedding,
-            config.size // directions,
-            config.layers,
-            batch_first=True,
-            bidirectional=config.bidirectional,
-            dropout=config.dropout if config.layers > 1 else 0.0,
-        )
-        self.directions = directions
+        self.directions = 2 if config.bidirectional else 1
+        size, dropout = config.size // self.directions, config.dropout if config.layers > 1 else 0.0
+        form = {"batch_first": True, "bidirectional": config.bidirectional, "dropout": dropout}
+        self.network = NETWORKS[config.cell](config.embedding, size, config.layers, **form)
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings (batch, source, embedding) -> states (batch, source, size) and last states (batch, layer, size),
@@ -38,8 +32,7 @@ class RecurrentEncoder(nn.Module):
         packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
         states, last = self.network(packed)
         states, _ = pad_packed_sequence(states, batch_first=True, total_length=x.shape[1])
-        if isinstance(last, tuple):  # an LSTM's (hidden, cell)
-            last = last[0]
+        last = last[0] if isinstance(last, tuple) else last  # an LSTM's (hidden, cell)
         last = last.unflatten(0, (-1, self.directions)).permute(2, 0, 1, 3).flatten(2)
         return states, last
 
@@ -83,12 +76,9 @@ class RecurrentDecoder(nn.Module):
 
     def attend_source(self, hidden: Tensor, source: RecurrentSource) -> Tensor:
         """The context (rows, size) for a state (rows, size)."""
-        sentences = len(source.summary)
         if self.attention is None:
-            return source.summary.repeat_interleave(len(hidden) // sentences, dim=0)
-        queries = self.attention.project_query(hidden.reshape(sentences, -1, hidden.shape[-1]))
-        seen: Tensor = self.attention(queries, source.kv, source.mask)
-        return seen.reshape(hidden.shape)
+            return source.summary.repeat_interleave(len(hidden) // len(source.summary), dim=0)
+        return self.attention.attend_source(hidden, source.kv, source.mask)
 
     def step(self, x: Tensor, source: RecurrentSource, past: Hidden) -> tuple[Tensor, Hidden]:
         """One embedding a row (rows, embedding) -> what the output is made of (rows, 2 size + embedding), new state."""

@@ -28,11 +28,9 @@ class Steppable(Protocol):
 
     def start(self, source: Tensor, lengths: Tensor) -> State:
         """Read sources (sentences, source) of some lengths (sentences,)."""
-        ...
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """tokens (rows,) -> log-probabilities of the next ones (rows, vocab), and the state after them."""
-        ...
 
 
 class Hypothesis(NamedTuple):

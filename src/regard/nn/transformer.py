@@ -12,7 +12,7 @@ from regard.attention.equation import KeyValues
 from regard.attention.masks import causal
 from regard.attention.positions import Start
 from regard.config.model import BlockConfig
-from regard.nn.attention import CROSS, SOURCE, TARGET, Attention, Axes, multi_head_attention
+from regard.nn.attention import CROSS, SOURCE, TARGET, Axes, multi_head_attention
 from regard.nn.kv_cache import KVCache
 from regard.nn.layers import Dropout, LearnedPositions, SinusoidalPositions, make_norm
 
@@ -40,11 +40,9 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(.., size) -> (.., size)."""
-        if self.gate is not None:
-            gated: Tensor = self.down(self.activation(self.gate(x)) * self.up(x))
-            return gated
-        plain: Tensor = self.down(self.activation(self.up(x)))
-        return plain
+        up = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
+        down: Tensor = self.down(up)
+        return down
 
 
 class Residual(nn.Module):
@@ -67,16 +65,10 @@ class Block(nn.Module):
     def __init__(self, config: BlockConfig, axes: Axes, layer: int = 0, *, cross: bool = False) -> None:
         super().__init__()
         heads = functools.partial(
-            multi_head_attention,
-            config.size,
-            config.heads,
-            layer=layer,
-            kv_heads=config.kv_heads,
-            bias=config.bias,
-            rotary_base=config.rotary_base,
+            multi_head_attention, config.size, config.heads, layer=layer, kv_heads=config.kv_heads, bias=config.bias
         )
         inside = config.positions if config.positions in ("rotary", "alibi") else "none"
-        self.self_attention = heads(kind="self", axes=axes, positions=inside)
+        self.self_attention = heads(kind="self", axes=axes, positions=inside, rotary_base=config.rotary_base)
         self.cross_attention = heads(kind="cross", axes=CROSS) if cross else None
         self.feedforward = FeedForward(
             config.size, config.feedforward, config.activation, gated=config.gated, bias=config.bias
@@ -112,19 +104,10 @@ class Block(nn.Module):
         if self.cross_attention is not None and source is not None:
             cross = self.cross_attention
             memory = source if isinstance(source, KeyValues) else cross.project_kv(source)
-            x = middle[0](x, lambda inputs: attend_source(cross, inputs, memory, source_mask))
+            x = middle[0](x, lambda inputs: cross.attend_source(inputs, memory, source_mask))
         x = last(x, self.feedforward)
         assert kv is not None
         return x, kv
-
-
-def attend_source(attention: Attention, inputs: Tensor, source: KeyValues, mask: Tensor | None) -> Tensor:
-    """inputs (rows, query, size) attend to a source. Several hypotheses (rows) of one sentence are its queries: the
-    source is not copied for each."""
-    sentences = source.keys.shape[0]
-    queries = attention.project_query(inputs.reshape(sentences, -1, inputs.shape[-1]))
-    seen: Tensor = attention(queries, source, mask)
-    return seen.view(inputs.shape)
 
 
 def make_positions(config: BlockConfig, longest: int) -> nn.Module | None:
@@ -140,16 +123,17 @@ def make_positions(config: BlockConfig, longest: int) -> nn.Module | None:
 class Stack(nn.Module):
     """Blocks on top of each other, weights not shared; pre-norm ends with a norm."""
 
-    def __init__(self, config: BlockConfig, layers: int, longest: int, axes: Axes, *, cross: bool = False) -> None:
+    axes: Axes  # of the maps of self-attention
+
+    def __init__(self, config: BlockConfig, layers: int, longest: int, *, cross: bool = False) -> None:
         super().__init__()
         self.scale = config.size**0.5 if config.embedding_scale else 1.0
         self.positions = make_positions(config, longest)
-        norm = make_norm(config.size, config.norm_kind, config.norm_epsilon)
-        self.embedding_norm = norm if config.embedding_norm else None
+        norm = functools.partial(make_norm, config.size, config.norm_kind, config.norm_epsilon)
+        self.embedding_norm = norm() if config.embedding_norm else None
         self.dropout = Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config, axes, layer, cross=cross) for layer in range(layers))
-        pre = config.norm == "pre"
-        self.norm = make_norm(config.size, config.norm_kind, config.norm_epsilon) if pre else nn.Identity()
+        self.blocks = nn.ModuleList(Block(config, self.axes, layer, cross=cross) for layer in range(layers))
+        self.norm = norm() if config.norm == "pre" else nn.Identity()
 
     def prepare(self, x: Tensor, start: Start = 0) -> Tensor:
         """Embeddings (batch, query, size) scaled as published, with positions, norm and dropout by setting."""
@@ -162,8 +146,7 @@ class Stack(nn.Module):
 class Encoder(Stack):
     """Every token attends to every token."""
 
-    def __init__(self, config: BlockConfig, layers: int, longest: int) -> None:
-        super().__init__(config, layers, longest, SOURCE)
+    axes = SOURCE
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Embeddings (batch, source, size) -> states of the same shape; mask (batch, 1, 1, source)."""
@@ -185,8 +168,7 @@ class EncodedSource(NamedTuple):
 class Decoder(Stack):
     """Causal self-attention, cross-attention if there is a source, feed-forward."""
 
-    def __init__(self, config: BlockConfig, layers: int, longest: int, *, cross: bool = False) -> None:
-        super().__init__(config, layers, longest, TARGET, cross=cross)
+    axes = TARGET
 
     def project_source(self, source: EncodedSource) -> EncodedSource:
         """The source with its keys and values in every block: prefill, before it is decoded token by token."""
@@ -197,11 +179,7 @@ class Decoder(Stack):
         return source._replace(projected=projected)
 
     def forward(
-        self,
-        x: Tensor,
-        source: EncodedSource | None = None,
-        cache: KVCache | None = None,
-        real: Tensor | None = None,
+        self, x: Tensor, source: EncodedSource | None = None, cache: KVCache | None = None, real: Tensor | None = None
     ) -> tuple[Tensor, KVCache]:
         """Embeddings (batch, query, size) that stand behind the cache -> states, and the cache with them behind it;
         `real` (batch, query) leaves out inputs that are padding."""
@@ -214,12 +192,11 @@ class Decoder(Stack):
         if real is not None:
             mask = real[:, None, None] if mask is None else mask & real[:, None, None]
         x = self.prepare(x, cache.start)
+        states, source_mask, projected = source or (None, None, ())
         kept = []
         for number, block in enumerate(self.blocks):
             past = cache.blocks[number] if cache.blocks else None
-            seen: tuple[Tensor | KeyValues | None, Tensor | None] = (None, None)
-            if source is not None:
-                seen = (source.projected[number] if source.projected else source.states, source.mask)
-            x, kv = block(x, mask, *seen, past, cache.start)
+            seen = projected[number] if projected else states
+            x, kv = block(x, mask, seen, source_mask, past, cache.start)
             kept.append(kv)
         return self.norm(x), KVCache(tuple(kept), cache.start + count, real)

@@ -78,8 +78,7 @@ def count_neighbours(texts: Iterable[Sequence[int]], entries: int) -> Tensor:
     """How often every entry stands near every other (entries, 2 entries), sparse: behind it, then before it. One that
     is n places away counts 1 / n."""
     total = torch.zeros(entries, 2 * entries, layout=torch.sparse_coo)
-    apart = [-1] * WINDOW
-    stream = itertools.chain.from_iterable([*text, *apart] for text in texts)
+    stream = itertools.chain.from_iterable([*text, *[-1] * WINDOW] for text in texts)
     while piece := list(itertools.islice(stream, PIECE)):  # pairs across two pieces are too few to matter
         ids = torch.tensor(piece)
         for distance in range(1, min(WINDOW, len(ids) - 1) + 1):

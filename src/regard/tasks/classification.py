@@ -112,9 +112,6 @@ def label_surprise(logits: Tensor, answer: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, hot, reduction="none")
 
 
-# --- the task ---------------------------------------------------------------------------------------------------------
-
-
 class ClassificationTask(LabelTask):
     """The label of a text, or its labels."""
 

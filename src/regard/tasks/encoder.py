@@ -111,9 +111,6 @@ class EncoderTask(Task):
         return model.states(ids, lengths)[0], lengths
 
 
-# --- labels -----------------------------------------------------------------------------------------------------------
-
-
 def learn_label_vocabularies(config: Config, sources: Sequence[str], targets: Sequence[str]) -> Vocabularies:
     """A vocabulary of texts and one of labels, of which there must be two at least."""
     assert config.text.target is not None

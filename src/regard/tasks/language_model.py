@@ -59,9 +59,6 @@ class LanguageModel(Writer):
         return widen(self.output(hidden[:, 0])).log_softmax(-1), State(None, after)
 
 
-# --- the task ---------------------------------------------------------------------------------------------------------
-
-
 class LanguageModelTask(GenerationTask):
     """What follows a text."""
 

@@ -114,9 +114,6 @@ class Transformer(Seq2Seq):
         return states
 
 
-# --- pointer-generator -----------------------------------------------------------------------------------------------
-
-
 def follow_copies(written: Tensor, source: Tensor, place: Tensor) -> Tensor:
     """Where in its source each token stands that was written: the next such place behind the one before, going round;
     a token that the source does not have leaves the place as it was. written (rows, n), source (rows, source), place
@@ -203,9 +200,6 @@ class PointerGenerator(Transformer):
         plain = -(torch.logaddexp(wanted + own, copied.log() + other) * real).sum()
         uniform = -(made.mean(-1, keepdim=True) * real).sum()
         return Loss((1 - label_smoothing) * plain + label_smoothing * uniform, plain.detach(), int(real.sum()))
-
-
-# --- the task ---------------------------------------------------------------------------------------------------------
 
 
 class Seq2SeqTask(GenerationTask):

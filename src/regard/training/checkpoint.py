@@ -128,9 +128,6 @@ def fill_weights(model: nn.Module, tensors: Tensors, path: Path) -> None:
             parameter.copy_(tensors[name])
 
 
-# --- the run ---------------------------------------------------------------------------------------------------------
-
-
 def create_run(run: Path, config: Config, vocabularies: Vocabularies, facts: Any) -> None:
     """Start a run directory; nothing that is there is overwritten."""
     check_vacant(run)
@@ -160,19 +157,15 @@ def load_vocabularies(run: Path) -> Vocabularies:
     return Vocabularies(source, Vocabulary.load(target) if target.exists() else source)
 
 
-# --- the state that resuming needs -----------------------------------------------------------------------------------
-
-
 def save_state(run: Path, step: int, tensors: Tensors, facts: dict[str, Any]) -> None:
     """Save all that resuming needs, then let go of what was saved before."""
-    folder = run / "state"
-    place = folder / f"{step:09d}"
+    place = run / "state" / f"{step:09d}"
     if place.exists():  # saved already, and whole: as when Ctrl-C comes right behind a save
         return
     with make_folder(place) as beside:
         flush_file(beside / "state.safetensors", save(tensors))
         flush_file(beside / "state.json", json.dumps(facts).encode())
-    for other in folder.iterdir():
+    for other in place.parent.iterdir():
         if other.name != place.name:
             shutil.rmtree(other, ignore_errors=True)
 

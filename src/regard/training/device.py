@@ -13,19 +13,16 @@ from regard.errors import ConfigError
 
 def choose(name: str = "auto") -> torch.device:
     """The device of a name; auto: CUDA, then MPS, then the CPU."""
-    if name != "auto":
-        try:
-            device = torch.device(name)
-            torch.empty(1, device=device).item()
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            reason = str(error).splitlines()[0][:100]
-            raise ConfigError(
-                f"the device {name!r} cannot be used: {reason}. Choose auto, cpu, cuda or mps."
-            ) from error
-        return device
-    if torch.cuda.is_available():
+    if name == "auto" and torch.cuda.is_available():
         return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    if name == "auto":
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        torch.empty(1, device=name).item()
+        return torch.device(name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0][:100]
+        raise ConfigError(f"the device {name!r} cannot be used: {reason}. Choose auto, cpu, cuda or mps.") from error
 
 
 def keep_memory() -> None:
@@ -40,25 +37,17 @@ def keep_memory() -> None:
 
 
 PROBE = """
-import time, torch
+import timeit, torch
 def seconds(kind):
     a, b = torch.randn(1024, 512, dtype=kind), torch.randn(512, 512, dtype=kind)
-    def once():
-        start = time.perf_counter()
-        for _ in range(4): a @ b
-        return time.perf_counter() - start
-    once()
-    return min(once() for _ in range(5))
+    return min(timeit.repeat(lambda: a @ b, number=4, repeat=6))
 print(seconds(torch.float32) / seconds(torch.bfloat16))
 """
 
 
 def precision(device: torch.device, wanted: str = "auto") -> torch.dtype:
-    """float32 or bfloat16: what was wanted, or what this machine multiplies faster.
-
-    A processor may announce bfloat16 instructions that its host does not let it run, which kills the process; so the
-    measurement is made in another one.
-    """
+    """float32 or bfloat16: what was wanted, or what this machine multiplies faster. A processor may announce bfloat16
+    instructions that its host does not let it run, which kills the process; so another process measures."""
     if wanted != "auto":
         return torch.bfloat16 if wanted == "bfloat16" else torch.float32
     if device.type == "cuda":

@@ -18,13 +18,7 @@ from regard.errors import DataError, RunError
 from regard.nn.loss import Trainable
 from regard.tasks import find_task, make_task
 from regard.tasks.task import Metric, Task
-from regard.training.checkpoint import (
-    check_vacant,
-    create_run,
-    load_config,
-    load_tensors,
-    load_vocabularies,
-)
+from regard.training.checkpoint import check_vacant, create_run, load_config, load_tensors, load_vocabularies
 
 Say = Callable[[str], None]
 
@@ -47,10 +41,9 @@ class Prepared:
 
     def facts(self) -> str:
         """What a user wants to know before training: sizes, lengths, padding."""
-        source, target = self.task.vocabularies
-        sizes = [source] if self.task.vocabularies.shared else [source, target]
-        vocabulary = " / ".join(f"{one.size:,}" for one in sizes)
-        return f"vocabulary {vocabulary}; {self.task.describe_rows(self.rows)}"
+        both = self.task.vocabularies
+        sizes = " / ".join(f"{one.size:,}" for one in (both[:1] if both.shared else both))
+        return f"vocabulary {sizes}; {self.task.describe_rows(self.rows)}"
 
 
 def read_examples(config: Config, only: str | None = None) -> Splits:
@@ -73,8 +66,7 @@ def check_metrics(config: Config) -> None:
     for metric in config.evaluate.metrics:
         if metric not in known:
             fitting = f"set evaluate.metrics to some of {', '.join(known)}" if known else "it is not scored"
-            hint = suggest(metric, known)
-            raise DataError(f"a model of kind {config.model.kind} has no {metric}: {fitting}.{hint}")
+            raise DataError(f"a model of kind {config.model.kind} has no {metric}: {fitting}.{suggest(metric, known)}")
 
 
 def prepare(config: Config, run: Path | None = None) -> Prepared:
@@ -115,16 +107,12 @@ def find_doubts(prepared: Prepared) -> list[str]:
             found.append(f"{shared:,} of {len(examples):,} {name} sources are in the training data too.")
     if doubled := len(splits.train) - len({(example.source, example.target) for example in splits.train}):
         found.append(f"{doubled:,} training examples occur more than once.")
-    unknown = sum(row.source.count(UNK) + row.target.count(UNK) for row in prepared.rows)
-    if unknown:
+    if unknown := sum(row.source.count(UNK) + row.target.count(UNK) for row in prepared.rows):
         found.append(f"{unknown:,} training tokens are <unk>: their words are rarer than min_count.")
     copied = sum(example.source == example.target for example in splits.train)
     if copied * 10 > len(splits.train):
         found.append(f"{copied:,} training examples have the same text on both sides.")
     return found
-
-
-# --- runs ------------------------------------------------------------------------------------------------------------
 
 
 def start_run(config: Config, run: str | Path, say: Say = lambda text: None) -> Prepared:
@@ -177,8 +165,7 @@ def initialize(prepared: Prepared, say: Say = lambda text: None) -> None:
 
     assert prepared.model is not None
     prepared.task.initialize(prepared.model, texts, say)
-    pretrained = prepared.task.pretrained_run(prepared.config)
-    if pretrained:
+    if pretrained := prepared.task.pretrained_run(prepared.config):
         load_pretrained(prepared.model, pretrained)
 
 

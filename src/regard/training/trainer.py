@@ -19,15 +19,7 @@ from regard.config.run import TrainConfig
 from regard.data.batching import Batch
 from regard.errors import RunError, TrainError
 from regard.nn.loss import Loss, Trainable
-from regard.training.checkpoint import (
-    Tensors,
-    average_weights,
-    fill_weights,
-    get_weights,
-    load_state,
-    save_state,
-    save_weights,
-)
+from regard.training.checkpoint import average_weights, fill_weights, get_weights, load_state, save_state, save_weights
 
 Score = dict[str, float]
 """Metric -> value; the first is the one that decides."""
@@ -55,6 +47,11 @@ class Progress:
     checkpoints: list[int] = field(default_factory=list)  # steps of the weights files to average
     precision: str = ""
     """The device and the kind of its products, which may have been measured: a resumed training stays with it."""
+
+
+Validate = Callable[[Trainable], Score]
+Better = Callable[[float, float], bool]
+Report = Callable[[Event], None]
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
@@ -98,9 +95,9 @@ def train(
     config: TrainConfig,
     run: Path,
     *,
-    validate: Callable[[Trainable], Score],
-    better: Callable[[float, float], bool],
-    report: Callable[[Event], None],
+    validate: Validate,
+    better: Better,
+    report: Report,
     precision: torch.dtype = torch.float32,
     stop: Callable[[], bool] = lambda: False,
 ) -> Progress:
@@ -129,7 +126,7 @@ def train(
         report(Event("step", progress.step, describe_update(loss, norm, config, progress)))
         due = progress.step % config.validate_every == 0 or progress.step == config.steps
         if due:
-            validate_model(model, config, run, progress, validate, better, report)
+            report(validate_model(model, config, run, progress, validate, better))
         if due or (config.save_every and progress.step % config.save_every == 0):
             progress.seconds = time.monotonic() - began
             save_all(model, optimizer, run, progress, report)
@@ -174,17 +171,10 @@ def explain_divergence(step: int, loss: Loss, norm: float, group: Sequence[Batch
 
 
 def validate_model(
-    model: Trainable,
-    config: TrainConfig,
-    run: Path,
-    progress: Progress,
-    validate: Callable[[Trainable], Score],
-    better: Callable[[float, float], bool],
-    report: Callable[[Event], None],
-) -> None:
+    model: Trainable, config: TrainConfig, run: Path, progress: Progress, validate: Validate, better: Better
+) -> Event:
     """Make a checkpoint, score the average of the last ones by real decoding, and keep it if it is the best."""
-    current = {name: tensor.clone() for name, tensor in get_weights(model).items()}
-    mean: Tensors = current
+    mean = current = {name: tensor.clone() for name, tensor in get_weights(model).items()}
     folder = run / "checkpoints"
     if config.average_checkpoints > 1:
         save_weights(folder / f"{progress.step}.safetensors", current, progress.step)
@@ -202,16 +192,10 @@ def validate_model(
     if progress.best is None or math.isnan(progress.best) or better(value, progress.best):
         progress.best, progress.best_step, progress.worse = value, progress.step, 0
         save_weights(run / "model.safetensors", mean, progress.step)
-    report(Event("validation", progress.step, {**score, "best": progress.best, "best_step": progress.best_step}))
+    return Event("validation", progress.step, {**score, "best": progress.best, "best_step": progress.best_step})
 
 
-def save_all(
-    model: Trainable,
-    optimizer: torch.optim.Optimizer,
-    run: Path,
-    progress: Progress,
-    report: Callable[[Event], None],
-) -> None:
+def save_all(model: Trainable, optimizer: torch.optim.Optimizer, run: Path, progress: Progress, report: Report) -> None:
     """Save the resumable state; then weights that no average needs any more go."""
     tensors = {f"model.{name}": tensor for name, tensor in get_weights(model).items()}
     for number, values in optimizer.state_dict()["state"].items():
@@ -230,16 +214,12 @@ def resume(model: Trainable, optimizer: torch.optim.Optimizer, run: Path) -> Pro
     if saved is None:
         return Progress()
     tensors, facts = saved
-    groups: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        owner, _, rest = name.partition(".")
-        groups.setdefault(owner, {})[rest] = tensor
-    fill_weights(model, groups.get("model", {}), run / "state")
+    weights = {name.removeprefix("model."): one for name, one in tensors.items() if name.startswith("model.")}
+    fill_weights(model, weights, run / "state")
     state: dict[int, dict[str, Tensor]] = {}
     try:
-        for name, tensor in groups.get("optimizer", {}).items():
-            number, _, rest = name.partition(".")
-            state.setdefault(int(number), {})[rest] = tensor
+        for _, number, name in (key.split(".", 2) for key in tensors if key.startswith("optimizer.")):
+            state.setdefault(int(number), {})[name] = tensors[f"optimizer.{number}.{name}"]
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
         torch.set_rng_state(tensors["random"])
         return Progress(**facts)
