@@ -37,6 +37,7 @@ def live(predictors, **settings):
     """Serve predictors by name while the block runs."""
     app = make_app(predictors, ServeSettings(threads=1, **settings))
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as `serve` does
     port = listener.getsockname()[1]
     server = Server(app, app.state.service)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -4,6 +4,7 @@ import importlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,13 +15,24 @@ from pathlib import Path
 import httpx
 import jsonschema
 import pytest
-from serving import every_task, live
+import torch
+from pydantic import ValidationError
+from saying import saying
+from serving import every_task, live, wait_until
+from tokenizers import normalizers
 
 import regard
 from regard.errors import ConfigError
+from regard.explain.look import Look, look, look_steps
+from regard.inference.degeneration import flag_answers
 from regard.server.app import STUDIO, open_runs, read_settings, serve
+from regard.server.completions import CompletionBody
+from regard.server.keys import check_host
+from regard.server.libretranslate import Detect, Translate
 from regard.server.middleware import POLICY
-from regard.server.settings import ServeSettings
+from regard.server.schemas import LookBody, PredictBody
+from regard.server.service import measure_maps
+from regard.server.settings import RefusedError, ServeSettings
 
 
 @pytest.fixture(scope="module")
@@ -57,17 +69,32 @@ def test_models(client, predictor):
 
 
 def test_predict(client, predictor):
+    decode = predictor.config.decode
     found = client.post("/v1/predict", json={"texts": ["abc", "", "dd"], "best": 2}).json()
     assert found["model"] == "first"
     for text, answers in zip(["abc", "", "dd"], found["answers"], strict=True):
-        (wanted,) = predictor.predict([text], best=2)
+        wanted = flag_answers(predictor, *predictor.encode([text]), *predictor.predict([text], best=2), decode)
+        assert [answer["flags"] for answer in answers] == [output.flags for output in wanted]
         assert [answer["text"] for answer in answers] == [output.text for output in wanted]
         for answer, output in zip(answers, wanted, strict=True):
             assert [token["text"] for token in answer["tokens"]] == [token.text for token in output.tokens]
             logprobs = [token.logprob for token in output.tokens]
             assert [token["logprob"] for token in answer["tokens"]] == pytest.approx(logprobs)
-    assert found["answers"][0][0]["flags"] == ["is empty"]  # it has not learned anything
     assert found["answers"][1] == [{"text": "", "score": 0.0, "tokens": [], "flags": []}]
+
+
+def test_what_is_suspicious_is_said_of_its_own_text():
+    told = {"abc": "", "cab": "ab", "abcdabcdabcd": "dcb", "ba": "no no no no "}
+    with live({"told": saying(lambda text: [told[text]])}) as server:
+        found = httpx.post(f"{server.url}/v1/predict", json={"texts": list(told), "best": 2}, timeout=30).json()
+        counted = httpx.get(f"{server.url}/metrics").text
+    assert [(answer["text"], answer["flags"]) for (answer,) in found["answers"]] == [
+        ("", ["is empty"]),
+        ("ab", []),
+        ("dcb", ["is short: 3 tokens for a source of 12"]),
+        ("no no no no ", ["repeats 'no' 4 times in a row"]),
+    ]
+    assert "regard_flagged_answers_total 3.0" in counted
 
 
 def test_settings_of_a_request(client, predictor):
@@ -88,9 +115,37 @@ def test_look(client):
     assert packed["maps"][0]["packed"]
     assert refused(client.post("/v1/look", json={"text": " "}), 400, "empty text")
     assert refused(client.post("/v1/look", json={"text": "a", "vectors": ["x"]}), 400, "there is no map 'x'.")
+    assert refused(client.post("/v1/look", json={"text": "a", "target": "b" * 5001}), 413, "text 2 has 5,001")
     for target in ("cab", ""):
         forced = client.post("/v1/look", json={"text": "abc", "target": target}).json()
         assert (forced["text"]["target"], len(forced["tokens"]["query"])) == (target, len(target) + 1)
+
+
+def test_a_look_is_bounded_before_its_maps_are_made(predictor, monkeypatch):
+    with live({"tiny": predictor}, max_look=100) as server:
+        monkeypatch.setattr(Look, "make_map", None)
+        response = httpx.post(f"{server.url}/v1/look", json={"text": "abcdef" * 6, "target": "cab"})
+        assert refused(response, 413, "bytes, at most 100 are sent. Look at a shorter text")
+
+
+def test_the_size_of_maps_is_known(predictor):
+    """To the letter, apart from the padding of base64."""
+    found = look(predictor, "abcabc", target="cbacb")
+    names = list(found.heads)
+    tree = found.tree(packed=True, vectors=names)
+    parts = [head for entry in tree["maps"] for head in entry["packed"]]
+    parts += [entry["vectors"][name] for entry in tree["maps"] for name in ("queries", "keys", "values")]
+    assert abs(measure_maps(found, True, names) - sum(map(len, parts))) < 4 * len(parts)
+    numbers = sum(torch.tensor(entry["heads"]).numel() for entry in found.tree()["maps"])
+    assert measure_maps(found, False, ()) == 9 * numbers
+
+
+def test_the_search_of_a_look_is_made_step_by_step(predictor):
+    """So that others take their turns meanwhile."""
+    *steps, found = look_steps(predictor, "abc", predictor.config.decode)
+    assert len(steps) >= len(found.answer.tokens)
+    assert set(steps) == {None}
+    assert found.tree() == look(predictor, "abc").tree()
 
 
 # --- every task ------------------------------------------------------------------------------------------------------
@@ -200,7 +255,7 @@ def test_page_and_documentation(client):
     paths = client.get("/openapi.json").json()["paths"]
     assert {"/translate", "/languages", "/detect", "/v1/models", "/v1/look", "/metrics", "/health"} < set(paths)
     assert client.get("/health").json() == {"status": "ok"}
-    assert 'regard_request_seconds_count{route="/health"}' in client.get("/metrics").text
+    wait_until(lambda: 'regard_request_seconds_count{route="/health"}' in client.get("/metrics").text)
 
 
 def test_every_answer_has_the_security_headers(client):
@@ -290,6 +345,37 @@ def test_bytes_that_are_wrong(client, body, status, words):
     assert refused(response, status, words)
 
 
+HOSTILE = [
+    *({name: [[]] * 1000} for name in ("prompt", "texts", "q", "stop", "full", "vectors")),
+    *({name: [5] * 1000} for name in ("texts", "q", "stop", "full", "vectors")),
+    *({name: [{}] * 1000} for name in ("prompt", "texts", "q", "text", "settings", "logit_bias")),
+    {"prompt": [[[]] * 1000] * 1000},
+    {"prompt": [["a"] * 1000] * 1000},
+    {"prompt": ["a", *[1] * 1000]},
+    {"text": "a", "settings": {f"x{n}": n for n in range(1000)}},
+    {"logit_bias": {str(n): "a" for n in range(1000)}},
+    {f"x{n}": n for n in range(1000)},
+]
+
+
+@pytest.mark.parametrize("body", [PredictBody, LookBody, CompletionBody, Translate, Detect])
+def test_a_wrong_body_makes_few_errors(body):
+    """Not one for each item and each thing that it might have been."""
+    for tree in HOSTILE:
+        with pytest.raises(ValidationError) as wrong:
+            body.model_validate({**tree, "format": 5, "best": "many", "api_key": 5})
+        assert wrong.value.error_count() <= 12
+
+
+def test_names_that_stand_twice(client):
+    """Nobody can know which of two values is meant."""
+    twice = b'{"text": "a", "settings": {"seed": 1, "seed": 2}}'
+    for path in ("/v1/predict", "/v1/look", "/v1/completions", "/translate", "/detect"):
+        response = client.post(path, content=twice, headers={"content-type": "application/json"})
+        assert response.status_code == 400
+        assert "the body is not JSON: 'seed' stands twice in one object." in response.text
+
+
 def test_nul_and_strange_characters_are_text(client):
     for text in ("a\0b", "\ufeff", "a\u202eb", "😀", "\x1b[31m"):
         assert client.post("/v1/predict", json={"text": text}).status_code == 200
@@ -315,6 +401,19 @@ def test_a_breakdown_is_said_and_logged(predictor, monkeypatch, caplog):
     assert "ZeroDivisionError: a bug" in caplog.text
 
 
+@pytest.mark.parametrize("path", ["/v1/predict", "/translate", "/detect"])
+def test_a_panic_is_said_and_logged_and_others_go_on(tiny_run, predictor, caplog, path):
+    """In the thread of the models, and where texts are read beside it."""
+    broken = regard.load(tiny_run, ["text.languages=['ko','en']"], "cpu")
+    broken.source.tokenizer.normalizer = normalizers.Precompiled(b"\x04\0\0\0\xff\xff\xff\xff")
+    with live({"tiny": predictor, "broken": broken}) as server, httpx.Client(base_url=server.url) as client:
+        body = {"text": "a", "model": "broken"} if path == "/v1/predict" else {"q": "a", "source": "ko", "target": "en"}
+        assert refused(client.post(path, json=body), 500, "the server made a mistake; its log says which.")
+        assert client.get("/health").status_code == 200
+        assert client.post("/v1/predict", json={"text": "a"}).status_code == 200
+    assert "PanicException: index out of bounds" in caplog.text
+
+
 # --- who may ---------------------------------------------------------------------------------------------------------
 
 
@@ -331,6 +430,55 @@ def test_keys(predictor):
             head = client.head(path)
             assert (head.status_code, head.content) == (200, b"")
         assert client.get("/frontend/settings").json()["keyRequired"] is True
+
+
+HOSTS = [
+    (
+        (),
+        "127.0.0.1",
+        "localhost:5000 LOCALHOST app.localhost 127.0.0.1:5000 192.168.1.5 [::1]:5000",
+        "evil.org a.b:80",
+    ),
+    ((), "::1", "localhost [::1]", "evil.org"),
+    ((), "localhost", "localhost 127.0.0.1", "evil.org localhost.evil.org 127.0.0.1.evil.org [ ["),
+    ((), "0.0.0.0", "translate.example.org myserver:5000 10.0.0.2", ""),
+    ((), "myserver", "myserver:5000", ""),
+    (("translate.example.org",), "127.0.0.1", "translate.example.org localhost 127.0.0.1", "example.org evil.org"),
+    (("translate.example.org",), "0.0.0.0", "translate.example.org:80 localhost 10.0.0.2", "evil.org"),
+    (("*",), "127.0.0.1", "evil.org", ""),
+]
+
+
+@pytest.mark.parametrize(("hosts", "host", "right", "wrong"), HOSTS)
+def test_names_of_the_server(hosts, host, right, wrong):
+    settings = ServeSettings(host=host, hosts=hosts)
+    check_host("", settings)  # HTTP/1.0; no browser leaves it out
+    for name in right.split():
+        check_host(name, settings)
+    for name in wrong.split():
+        with pytest.raises(RefusedError, match=r"this server is not called '.*'\. Ask for localhost") as refusal:
+            check_host(name, settings)
+        assert refusal.value.status == 403
+
+
+def test_pages_of_other_sites_cannot_ask_by_a_name_of_theirs(client):
+    """DNS rebinding: to the browser it is the attacker's own site, so no other rule would keep it out."""
+    for path in ("/", "/v1/predict", "/health"):
+        response = client.get(path, headers={"Host": "evil.org:5000"})
+        assert refused(response, 403, "this server is not called 'evil.org'.")
+
+
+def test_only_what_a_page_needs_first_is_open_to_everybody(predictor):
+    """Every other route of the document wants a key, whatever is sent to it."""
+    open_ = {"/health", "/languages", "/frontend/settings"}
+    with live({"tiny": predictor}, keys=("right",)) as server, httpx.Client(base_url=server.url) as client:
+        paths = client.get("/openapi.json").json()["paths"]
+        assert open_ < set(paths)
+        for path, operations in paths.items():
+            for method in operations:
+                answer = client.request(method, path.format(model="tiny"), json={})
+                assert (answer.status_code == 200) == (path in open_)
+                assert path in open_ or answer.status_code == 401, path
 
 
 def test_cors(predictor):
@@ -368,6 +516,8 @@ def test_pages_elsewhere_can_read_the_refusals_of_the_middleware(predictor, monk
                 assert response.headers["content-security-policy"] == POLICY
         asked = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
         assert client.options("/v1/predict", headers=asked).headers["access-control-allow-methods"] == "GET, POST"
+        asked["Access-Control-Request-Headers"] = "authorization, content-type"
+        assert client.options("/v1/predict", headers=asked).status_code == 200
 
 
 # --- starting and stopping -------------------------------------------------------------------------------------------
@@ -394,6 +544,14 @@ def test_every_setting_is_documented():
     ]
     text = (Path(__file__).parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
     assert text.endswith("\n".join(["| setting | default | what |", "| --- | --- | --- |", *rows, ""]))
+
+
+def test_guarantees_name_tests_that_are_there():
+    root = Path(__file__).parents[2]
+    named = set(re.findall(r"`(test_\w+)`", (root / "docs" / "serve.md").read_text(encoding="utf-8")))
+    there = "".join(path.read_text(encoding="utf-8") for path in (root / "tests" / "server").glob("test_*.py"))
+    assert len(named) > 10
+    assert named <= set(re.findall(r"^def (test_\w+)", there, re.MULTILINE))
 
 
 def test_runs_have_different_names(tiny_run, tmp_path):

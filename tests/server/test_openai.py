@@ -4,6 +4,7 @@ import json
 import math
 import socket
 import threading
+from types import SimpleNamespace
 
 import httpx
 import openai
@@ -19,7 +20,7 @@ from regard.data.vocabulary import BOS, EOS, Vocabulary
 from regard.inference.ctranslate2_engine import CTranslate2Engine
 from regard.inference.engine import TorchEngine
 from regard.inference.predictor import Predictor
-from regard.server.completions import Choice, CompletionBody, Prompt, held_back
+from regard.server.completions import Choice, CompletionBody, Prompt, held_back, write_choices
 from regard.tasks.language_model import LanguageModel
 
 KOREAN = "안녕하세요. 나는 학교에 갑니다. 저 숲에 새가 있다.\n" * 40
@@ -85,6 +86,13 @@ def test_a_greedy_completion_is_the_models(client, predictors):
     assert found.choices[0].text == want
     assert found.choices[0].finish_reason == "length"
     assert found.usage.to_dict() == {"prompt_tokens": 6, "completion_tokens": 20, "total_tokens": 26}
+
+
+def test_a_prompt_is_counted_once(client):
+    body = {"model": "letters", "prompt": ["the", "lazy"], "n": 3, "max_tokens": 2, "temperature": 0}
+    usage = client.completions.create(**body).usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (3 + 4, 2 * 3 * 2)
+    assert streamed(client, **body)[3] == usage
 
 
 def test_defaults(client):
@@ -368,9 +376,8 @@ def test_tokens_come_as_they_are_written(slow):
 def test_who_goes_away_ends_the_writing(slow, stream):
     with live({"slow": slow}) as server:
         body = json.dumps({"prompt": "the qui", "max_tokens": 50, "stream": stream, "temperature": 0}).encode()
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-        )
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}"
         slow.go.release(3)
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(head.encode() + b"\r\n\r\n" + body)
@@ -414,6 +421,19 @@ def test_a_full_queue_and_a_breakdown(slow, monkeypatch):
 
 
 # --- what may be sent ------------------------------------------------------------------------------------------------
+
+
+def test_a_panic_ends_all_choices_and_none_is_tried_again():
+    """They may have sent text."""
+
+    class PanicError(BaseException):
+        pass
+
+    def begin(model):
+        raise panic
+
+    panic, choice = PanicError(), SimpleNamespace(begin=begin)
+    assert list(write_choices(SimpleNamespace(model=None), [choice, choice])) == [(0, panic), (1, panic)]
 
 
 def test_the_beginning_of_a_stop():

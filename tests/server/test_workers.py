@@ -3,13 +3,16 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -24,21 +27,39 @@ started = pytest.mark.slow
 """Starts a server of several processes."""
 STARTED = """
 import sys
+import time
 from pathlib import Path
+from regard.inference.predictor import Predictor
+from regard.server import workers
 from regard.server.app import read_settings, serve
-changes = ["serve.port=0", "serve.workers=2", "serve.linger=0.1"]
+
+def answer(self, sources, request, budget=4096, own=Predictor.answer):
+    while sources[0].text == "hang":
+        time.sleep(1)
+    return own(self, sources, request, budget)
+
+Predictor.answer = answer
+workers.QUIET = float(sys.argv[2])
+changes = ["serve.port=0", "serve.workers=2", "serve.linger=0.1", "serve.step_timeout=1"]
 serve([Path(sys.argv[1])], read_settings(changes)[0], device="cpu")
 """
 
 
 @pytest.fixture
-def served(tiny_run: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server with two workers: its process and its address."""
-    command = [sys.executable, "-c", STARTED, str(tiny_run)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+def served(tiny_run: Path, tmp_path: Path, quiet: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server with two workers: its process and its address. Its temporary files are in `tmp_path`."""
+    command = [sys.executable, "-c", STARTED, str(tiny_run), str(quiet)]
+    place = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=place) as process:
         assert process.stdout is not None
         yield process, process.stdout.readline().split(" at ")[1].split()[0]
         process.kill()
+
+
+@pytest.fixture
+def quiet() -> int:
+    """Seconds that a worker may give no sign of life."""
+    return 20
 
 
 def children(process: int) -> list[int]:
@@ -100,6 +121,72 @@ def test_replace_the_dead(served: tuple[subprocess.Popen[str], str]):
     assert process.stderr.read() == f"worker {first} broke down (status -9); another takes its place.\n"
 
 
+def stop_quietly(process: subprocess.Popen[str]) -> str:
+    """Stop a server; what it said."""
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    assert process.stderr is not None
+    return process.stderr.read()
+
+
+@started
+@pytest.mark.parametrize("quiet", [3])
+def test_replace_the_stopped(served: tuple[subprocess.Popen[str], str], tmp_path: Path):
+    """A worker that is stopped gives no sign of life; who waited at its socket is answered by the next. That nobody can
+    find the files in which requests are counted any more harms neither."""
+    process, url = served
+    before = ask(url, 10)
+    (counts,) = tmp_path.glob("regard-metrics-*")
+    shutil.rmtree(counts)
+    assert "regard_batch_texts_count" in httpx.get(f"{url}/metrics").text
+    first, second = children(process.pid)
+    os.kill(first, signal.SIGSTOP)
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(httpx.post, f"{url}/v1/predict", json={"text": "abc"}, timeout=30) for _ in range(8)]
+        until(lambda: len(children(process.pid)) == 2 and first not in children(process.pid))
+        assert {one.result().text for one in asked} == before
+    assert second in children(process.pid)
+    for _ in range(8):
+        assert "regard_batch_texts_count" in httpx.get(f"{url}/metrics").text
+    said = f"worker {first} hangs, and is ended.\nworker {first} broke down (status -9); another takes its place.\n"
+    assert stop_quietly(process) == said
+
+
+@started
+@pytest.mark.parametrize("quiet", [3])
+def test_replace_the_hanging(served: tuple[subprocess.Popen[str], str]):
+    """A worker whose model does not finish its step says so, and is replaced; the other one is not disturbed."""
+    process, url = served
+    before, workers_ = ask(url, 10), set(children(process.pid))
+    with ThreadPoolExecutor(1) as pool:
+        lost = pool.submit(httpx.post, f"{url}/v1/predict", json={"text": "hang"}, timeout=30)
+        until(lambda: any(httpx.get(f"{url}/health").status_code == 503 for _ in range(8)))
+        until(lambda: len(set(children(process.pid)) & workers_) == 1)
+        assert isinstance(lost.exception(30), httpx.RemoteProtocolError | httpx.ReadError)
+    until(lambda: len(children(process.pid)) == 2)
+    assert ask(url, 10) == before
+    (gone,) = workers_ - set(children(process.pid))
+    said = f"worker {gone} hangs, and is ended.\nworker {gone} broke down (status -9); another takes its place.\n"
+    assert stop_quietly(process) == said
+
+
+def test_seconds_in_which_nobody_looked_do_not_count(monkeypatch: pytest.MonkeyPatch, capsys):
+    """All may have been stopped together; each may give its sign first. One that gives none is ended."""
+    monkeypatch.setattr(workers.Worker, "start", lambda self: None)
+    worker = workers.Worker(lambda listener, beat: None, socket.socket())
+    worker.process, worker.seen, worker.quiet = Mock(pid=7), 0, 0.0
+    for _ in range(300):
+        worker.beat()
+        worker.look(workers.LOOK)
+    for _ in range(20):
+        worker.look(workers.LOOK)
+    worker.process.kill.assert_not_called()
+    worker.look(workers.LOOK)
+    worker.process.kill.assert_called_once()
+    assert capsys.readouterr().err == "worker 7 hangs, and is ended.\n"
+    worker.listener.close()
+
+
 @started
 def test_stop_while_a_dead_one_is_being_replaced(served: tuple[subprocess.Popen[str], str]):
     """Nobody is started whom no signal would reach."""
@@ -117,12 +204,12 @@ def test_stop_while_a_dead_one_is_being_replaced(served: tuple[subprocess.Popen[
 def test_newcomers_are_refused_while_answers_are_finished(served: tuple[subprocess.Popen[str], str]):
     """Once the sockets are closed nobody waits at them, though the supervisor holds them too."""
     process, url = served
+    ask(url, 8)  # until both are there
     host, port = url.removeprefix("http://").rsplit(":", 1)
     slow = [socket.create_connection((host, int(port))) for _ in range(8)]
     body = json.dumps({"text": "abc"})
-    head = (
-        f"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
+    head = "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     for one in slow:
         one.sendall(head.encode() + body[:5].encode())  # keeps its worker from ending
     time.sleep(0.3)
@@ -140,7 +227,7 @@ def test_newcomers_are_refused_while_answers_are_finished(served: tuple[subproce
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("delay", [0.0, 0.005, 0.02])
 def test_stop_as_soon_as_it_says_that_it_serves(tiny_run: Path, number: int, delay: float):
-    command = [sys.executable, "-c", STARTED, str(tiny_run)]
+    command = [sys.executable, "-c", STARTED, str(tiny_run), "20"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None

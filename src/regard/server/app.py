@@ -5,7 +5,7 @@ import gc
 import html
 import os
 import socket
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,13 @@ try:
     from fastapi import APIRouter, Depends, FastAPI
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse, PlainTextResponse
-    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+    from prometheus_client import CONTENT_TYPE_LATEST
     from starlette.exceptions import HTTPException
     from starlette.requests import Request
     from starlette.responses import Response
 
     from regard.server import schemas
+    from regard.server.bodies import JSONRoute
     from regard.server.completions import CompletionBody
     from regard.server.keys import require_bearer
     from regard.server.libretranslate import libretranslate_routes
@@ -75,8 +76,9 @@ def describe_answer(answer: Answer) -> dict[str, Any]:
 
 def own_routes(service: Service, guarded: Sequence[Any]) -> APIRouter:
     """The API of regard itself."""
-    router = APIRouter(tags=["regard"], dependencies=list(guarded), responses=schemas.problems(401, 408, 413))
-    failures = schemas.problems(401, 408, 413, form=schemas.Failure)
+    errors = schemas.problems(401, 408, 413, 415)
+    router = APIRouter(tags=["regard"], dependencies=list(guarded), responses=errors, route_class=JSONRoute)
+    failures = schemas.problems(401, 408, 413, 415, form=schemas.Failure)
     missing = schemas.problems(404, form=schemas.Failure)
     problems = schemas.problems(400, 404, 422, 429, 503)
 
@@ -97,6 +99,7 @@ def own_routes(service: Service, guarded: Sequence[Any]) -> APIRouter:
         """Answer one text or several, with scores, token log-probabilities and what is suspicious."""
         name = service.find(body.model)
         predictor = service.predictors[name]
+        service.check(body.texts or ())
         asked = [body.given()] if body.texts is None else [{"text": text} for text in body.texts]
         sources = [predictor.task.make_source(one) for one in asked]
         service.check(sources)
@@ -120,7 +123,7 @@ def own_routes(service: Service, guarded: Sequence[Any]) -> APIRouter:
     @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Counts for Prometheus."""
-        return Response(generate_latest(service.metrics.counted()), media_type=CONTENT_TYPE_LATEST)
+        return Response(service.metrics.write(), media_type=CONTENT_TYPE_LATEST)
 
     return router
 
@@ -142,9 +145,11 @@ def page_routes(service: Service) -> APIRouter:
 
     @router.get("/health", responses=schemas.problems(503))
     async def health() -> JSONResponse:
-        """Whether requests are taken."""
+        """Whether requests are taken, and the model answers."""
         if service.batcher.closing:
             raise RefusedError(503, "the server is stopping.")
+        if problem := service.batcher.problem():
+            raise RefusedError(503, problem)
         return JSONResponse({"status": "ok"})
 
     @router.get("/docs", include_in_schema=False)
@@ -284,14 +289,14 @@ def serve(
     def begun() -> None:
         print(f"serving {names} at http://{host}:{sockets[0].getsockname()[1]} (API: /docs). Ctrl-C stops.", flush=True)
 
-    def work(listener: socket.socket) -> None:
+    def work(listener: socket.socket, beat: Callable[[], None]) -> None:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited by connections: no wait of 40 ms
         app = make_app(predictors, settings)
-        Server(app, app.state.service, parent if settings.workers > 1 else None).run(sockets=[listener])
+        Server(app, app.state.service, parent if settings.workers > 1 else None, beat).run(sockets=[listener])
 
     if settings.workers == 1:
         begun()
-        work(sockets[0])
+        work(sockets[0], lambda: None)
         return
     with share_metrics():
         supervise(sockets, work, begun)

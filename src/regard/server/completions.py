@@ -6,7 +6,7 @@ half a character, nor the beginning of a stop.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
@@ -17,7 +17,7 @@ from regard.data.vocabulary import BOS, EOS, Vocabulary, settled
 from regard.inference.constraints import Constraints, Sources
 from regard.inference.predictor import Predictor, group_by_length
 from regard.inference.sampling import generate_tokens, greedy, sampler
-from regard.server.schemas import Body, Text, refuse_surrogates
+from regard.server.schemas import Body, Some, Text, Texts, refuse_surrogates
 
 BUDGET = 16_384
 """Padded tokens of prompts that are read at once."""
@@ -38,8 +38,7 @@ class StreamOptions(Body):
 
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
-Item = TypeVar("Item")
-NonEmpty = Annotated[list[Item], Field(min_length=1)]
+Tokens = Annotated[Some[Token], Field(min_length=1)]
 Stop = Annotated[str, Field(min_length=1), AfterValidator(refuse_surrogates)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
@@ -50,7 +49,7 @@ class CompletionBody(Body):
     model_config = ConfigDict(json_schema_extra=nullable)
     model: str | None = None
     """A name of /v1/models; the first that continues texts by default."""
-    prompt: Text | NonEmpty[Text] | NonEmpty[Token] | NonEmpty[NonEmpty[Token]] = ""
+    prompt: Text | Texts | Tokens | Annotated[Some[Tokens], Field(min_length=1)] = ""
     """A text or several, or the ids of their tokens."""
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 16
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
@@ -74,7 +73,7 @@ class CompletionBody(Body):
     frequency_penalty: Penalty = 0.0
     suffix: str | None = None
     """Not supported."""
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Any] | None = None
     """Not supported."""
     user: str | None = None
     """Ignored."""
@@ -255,7 +254,7 @@ def score_prompt(model: Any, ids: list[int], vocabulary: Vocabulary, count: int 
     return found
 
 
-def write_choices(predictor: Predictor, choices: Sequence[Choice]) -> Iterator[tuple[int, Exception | None] | None]:
+def write_choices(predictor: Predictor, choices: Sequence[Choice]) -> Iterator[tuple[int, BaseException | None] | None]:
     """Write choices with our own engine, which gives every row its own settings and shows every distribution; None
     whenever a step is done, then the place of each and what went wrong with it."""
     problem = None
@@ -265,7 +264,9 @@ def write_choices(predictor: Predictor, choices: Sequence[Choice]) -> Iterator[t
         open_ = [choice for choice in choices if not choice.finish]
         for group in group_by_length([choice.prompt.ids for choice in open_], BUDGET):
             yield from write_together(predictor, [open_[place] for place in group])
-    except Exception as error:  # they must not be tried again one by one, as others are: they have sent text
+    except GeneratorExit:
+        raise
+    except BaseException as error:  # must not be tried again one by one, as others are: they have sent text
         problem = error
     yield from enumerate([problem] * len(choices))
 

@@ -6,7 +6,6 @@ unknown token counting as several.
 """
 
 import html
-import json
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -18,8 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
 from regard.data.vocabulary import UNK
+from regard.server.bodies import read_form, read_json
 from regard.server.keys import check_field_or_bearer
-from regard.server.schemas import MOST, Text, problems
+from regard.server.schemas import MOST, Text, Texts, problems
 from regard.server.service import Service
 from regard.server.settings import RefusedError
 from regard.tasks.task import Answer
@@ -32,7 +32,7 @@ class Detect(BaseModel):
     """A text whose language is asked for."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
-    q: Text | list[Text]
+    q: Text | Texts
     """The text, or several."""
     api_key: str | None = None
 
@@ -90,14 +90,13 @@ async def read_fields(request: Request) -> dict[str, Any]:
     """What a request says: a JSON object, or else a form and the query. An empty text or language is as if left out."""
     if "json" in request.headers.get("content-type", ""):
         try:
-            tree = json.loads(await request.body())
+            tree = read_json(await request.body())
         except (ValueError, RecursionError) as error:
-            raise RefusedError(400, f"the body is not JSON: {str(error)[:100]}.") from error
+            raise RefusedError(400, f"the body is not JSON: {getattr(error, 'msg', str(error))[:200]}.") from error
         if not isinstance(tree, dict):
             raise RefusedError(400, f"the body is a JSON {type(tree).__name__}, expected an object with q.")
     else:
-        async with request.form(max_files=0) as form:
-            pairs = [*request.query_params.multi_items(), *form.multi_items()]
+        pairs = await read_form(request)
         tree = dict(pairs)
         if len(several := [value for name, value in pairs if name == "q"]) > 1:
             tree["q"] = several
@@ -257,7 +256,7 @@ def libretranslate_routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["LibreTranslate"])
     pairs = [predictor.config.text.languages for predictor in service.speaking("libretranslate").values()]
     codes = list(dict.fromkeys(code for pair in pairs for code in pair))
-    errors = problems(400, 401, 404, 408, 413, 429, 503, 403)
+    errors = problems(400, 401, 403, 404, 408, 413, 415, 429, 503)
 
     @router.post("/translate", responses={200: {"model": Translated}, **errors}, openapi_extra=document_body(Translate))
     async def translate(request: Request) -> JSONResponse:

@@ -1,18 +1,20 @@
 """Middleware: what every request passes on its way in and every answer on its way out.
 
-Bodies are bounded in size and in time, a client that goes away is no longer worked for, every answer has the security
-headers and is counted, and what breaks is answered with JSON. Below it, `Server` stops in two steps on SIGTERM.
+Requests and answers are bounded in size and in time, a client that goes away is no longer worked for, every answer has
+the security headers and is counted, and what breaks is answered with JSON. Below it, `Server` stops in two steps on
+SIGTERM.
 """
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import math
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -23,9 +25,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from regard.server.batcher import CLIENT
+from regard.server.keys import check_host, identify_client
 from regard.server.schemas import OPENAI, failure
 from regard.server.service import Service
-from regard.server.settings import MISTAKE, RefusedError
+from regard.server.settings import MISTAKE, RefusedError, ServeSettings
 
 log = logging.getLogger("regard.server")
 POLICY = (
@@ -37,6 +41,14 @@ HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
 ]
+BODIES = 64
+"""Bodies of the largest size that are held at once."""
+NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""What the system says when it cannot open another connection."""
+COMPLAINT = 60.0
+"""Seconds between two lines of the log about that."""
+BEAT = 0.2
+"""Seconds between two signs of life."""
 
 
 class GoneError(Exception):
@@ -56,6 +68,7 @@ class Middleware:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.service, self.settings = service, service.settings
         self.app = self.allow_origins(app)
+        self.held = 0  # bytes of all bodies
 
     def allow_origins(self, app: ASGIApp) -> ASGIApp:
         """An application whose answers pages of the allowed origins may read; those of the middleware itself, too."""
@@ -69,25 +82,35 @@ class Middleware:
             return
         if scope["method"] == "HEAD":  # as GET; uvicorn leaves the body out
             scope = {**scope, "method": "GET"}
-        began, reply = time.perf_counter(), Reply(send, self.service)
+        began, reply, body = time.perf_counter(), Reply(send, self.service), b""
         try:
-            body = await self.read_body(Headers(scope=scope), receive)
+            headers = Headers(scope=scope)
+            CLIENT.set(identify_client(scope, headers, self.settings.keys))
+            check_host(headers.get("host", ""), self.settings)
+            body = await self.read_body(headers, receive)
             await self.respond(scope, body, receive, reply)
         except RefusedError as refusal:
             await self.allow_origins(problem(refusal, scope["path"]))(scope, receive, reply)
         except GoneError:
             reply.status = 499  # as nginx counts clients that did not wait
-        except Exception:
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # a panic in Rust is no Exception
             log.exception("%s %s", scope["method"], scope["path"])
             if not reply.status:
                 await self.allow_origins(problem(MISTAKE, scope["path"]))(scope, receive, reply)
         finally:
+            self.held -= len(body)
             route = getattr(scope.get("route"), "path", "other")
             self.service.metrics.requests.labels(route, reply.status).inc()
             self.service.metrics.seconds.labels(route).observe(time.perf_counter() - began)
 
     async def read_body(self, headers: Headers, receive: Receive) -> bytes:
-        """The whole body, unless it is too large or too slow; of a larger one no more than the limit is kept."""
+        """The whole body, unless it is too large, too slow or compressed; of a larger one no more than the limit is
+        kept. All that are held together have a limit, too."""
+        if (coding := headers.get("content-encoding", "identity").lower()) != "identity":
+            words = f"the body is encoded ({coding[:100]}), and bodies are not decoded. Send it as it is."
+            raise RefusedError(415, words)
         most = self.settings.max_body
         large = RefusedError(413, f"the body has more than {most:,} bytes, which is the most that is taken. Split it.")
         length = headers.get("content-length", "0")
@@ -102,9 +125,15 @@ class Middleware:
                         raise GoneError
                     chunks.append(message.get("body", b""))
                     size, more = size + len(chunks[-1]), message.get("more_body", False)
+                    self.held += len(chunks[-1])
                     if size > most:
                         raise large
-        except TimeoutError:
+                    if self.held > BODIES * most:
+                        raise RefusedError(503, "too many requests are being sent at once. Try again later.")
+        except BaseException as error:
+            self.held -= size
+            if not isinstance(error, TimeoutError):
+                raise
             seconds = f"{self.settings.read_timeout:g}"
             raise RefusedError(408, f"the request was not complete after {seconds} seconds. Send it faster.") from None
         return b"".join(chunks)
@@ -146,18 +175,22 @@ class Reply:
         await self.send(message)
 
 
-def make_protocol(seconds: float) -> type[H11Protocol]:
-    """uvicorn's HTTP/1.1, which closes a connection whose request line and headers do not come whole in time. (Their
-    clock starts with the connection or with the first byte after an answer; the body's is the middleware's.)"""
+def make_protocol(settings: ServeSettings) -> type[H11Protocol]:
+    """uvicorn's HTTP/1.1, which closes a connection whose request line and headers do not come whole in time, or whose
+    client does not take what is sent. (The clock of the headers starts with the connection or with the first byte after
+    an answer; the body's is the middleware's. That of an answer starts when the system takes no more of it.)"""
+    seconds = settings.read_timeout
 
     class Patient(H11Protocol):
         watch: asyncio.TimerHandle | None = None
+        writing: asyncio.TimerHandle | None = None
 
         def idle(self) -> bool:
             return self.cycle is None or self.cycle.response_complete
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            transport.set_write_buffer_limits(0)  # pause_writing is told of every byte that is left
             self.watch = self.loop.call_later(seconds, self.give_up)
 
         def data_received(self, data: bytes) -> None:
@@ -167,8 +200,18 @@ def make_protocol(seconds: float) -> type[H11Protocol]:
             if not self.idle():
                 self.calm()
 
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self.writing = self.loop.call_later(settings.write_timeout, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self.writing is not None:
+                self.writing.cancel()
+
         def connection_lost(self, exc: Exception | None) -> None:
             self.calm()
+            self.resume_writing()
             super().connection_lost(exc)
 
         def calm(self) -> None:
@@ -187,17 +230,42 @@ def make_protocol(seconds: float) -> type[H11Protocol]:
 class Server(uvicorn.Server):
     """Stops in two steps: on the first signal newcomers are refused, in words, while what was accepted goes on; a
     little later it takes no more connections, and ends when the last answer is out. A second signal ends it at once.
-    One that has a parent also ends when the parent does."""
+    One that has a parent also ends when the parent does, and calls `beat` as long as it is alive and well."""
 
-    stop_at = math.inf
+    stop_at, complained = math.inf, -math.inf
 
-    def __init__(self, app: Any, service: Service, parent: int | None = None) -> None:
-        settings, self.service, self.parent = service.settings, service, parent
-        http, last = make_protocol(settings.read_timeout), math.ceil(settings.timeout) + 5
+    def __init__(
+        self, app: Any, service: Service, parent: int | None = None, beat: Callable[[], None] = lambda: None
+    ) -> None:
+        settings, self.service, self.parent, self.beat = service.settings, service, parent, beat
+        http, last = make_protocol(settings), math.ceil(settings.timeout) + 5
         config = uvicorn.Config(
             app, http=http, ws="none", log_level="warning", server_header=False, timeout_graceful_shutdown=last
         )
         super().__init__(config)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(self.complain)
+        await super().startup(sockets)
+        self.pulse = asyncio.create_task(self.live())
+
+    async def live(self) -> None:
+        """Give signs of life until the end, while answers are finished too."""
+        while True:
+            if self.service.batcher.problem() is None:
+                self.beat()
+            await asyncio.sleep(BEAT)
+
+    def complain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log what went wrong in the loop. Without a file for another connection, that would be thousands of tracebacks
+        a second: asyncio tries again each second, as often as connections may wait."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in NO_FILES:
+            loop.default_exception_handler(context)
+        elif time.monotonic() > self.complained + COMPLAINT:
+            self.complained = time.monotonic()
+            words = "no more connections can be taken (%s). Those who come wait; raise the limit with `ulimit -n`."
+            log.warning(words, error.strerror)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.stop_at < math.inf:

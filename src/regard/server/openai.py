@@ -16,6 +16,7 @@ from starlette.responses import Response
 from regard.data.vocabulary import EOS
 from regard.errors import RegardError
 from regard.inference.predictor import Predictor
+from regard.server.bodies import JSONRoute
 from regard.server.completions import Choice, CompletionBody, Finish, Part, Prompt, write_choices
 from regard.server.schemas import COMPLETIONS, Failure, Responses, failure, problems
 from regard.server.service import Service
@@ -63,11 +64,12 @@ def read_prompts(predictor: Predictor, body: CompletionBody) -> list[Prompt]:
 def make_choices(service: Service, name: str, body: CompletionBody) -> list[Choice]:
     """What is to be written: every prompt as often as asked for, in the order of their numbers."""
     predictor = service.predictors[name]
-    service.check([prompt for prompt in body.prompts() if isinstance(prompt, str)])
-    found = read_prompts(predictor, body)
-    if len(found) * body.n > service.settings.max_items:
-        words = f"{len(found):,} prompts, {body.n} times each, were asked for; at most {service.settings.max_items:,}"
+    prompts = body.prompts()
+    if len(prompts) * body.n > service.settings.max_items:
+        words = f"{len(prompts):,} prompts, {body.n} times each, were asked for; at most {service.settings.max_items:,}"
         raise RefusedError(413, f"{words} choices are written at once. Split the request.", "n")
+    service.check([prompt for prompt in prompts if isinstance(prompt, str)])
+    found = read_prompts(predictor, body)
     service.metrics.tokens.labels("source").inc(sum(len(prompt.ids) for prompt in found))
     pairs = [(prompt, sample) for prompt in found for sample in range(body.n)]
     return [Choice(index, prompt, body, predictor, sample) for index, (prompt, sample) in enumerate(pairs)]
@@ -181,8 +183,8 @@ async def stream_events(
 
 def openai_routes(service: Service, guarded: Sequence[Any]) -> APIRouter:
     """OpenAI's route."""
-    router = APIRouter(tags=["OpenAI"], dependencies=list(guarded))
-    failures = problems(400, 401, 404, 408, 413, 429, 503, form=Failure)
+    router = APIRouter(tags=["OpenAI"], dependencies=list(guarded), route_class=JSONRoute)
+    failures = problems(400, 401, 404, 408, 413, 415, 429, 503, form=Failure)
     answers: Responses = {200: {"model": CompletionAnswer, "content": {"text/event-stream": {}}}, **failures}
 
     @router.post(COMPLETIONS, responses=answers)

@@ -1,7 +1,7 @@
 """What clients of /v1 send and get, and how every error looks: the words of the OpenAPI document."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
@@ -39,6 +39,7 @@ STATUSES = {
     404: "There is no such thing.",
     408: "The request came too slowly.",
     413: "The request is larger than the limits.",
+    415: "The body is compressed.",
     422: "A field is missing, unknown or of the wrong kind.",
     429: "Too many texts wait already.",
     503: "The server is stopping, or busy.",
@@ -86,12 +87,25 @@ def refuse_surrogates(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(refuse_surrogates)]
+Item = TypeVar("Item")
+Some = Annotated[list[Item], Field(fail_fast=True)]
+"""A list that is refused at its first wrong item: one error is told, and a million would not fit into memory."""
+Texts = Annotated[Some[Text], Field(min_length=1)]
 
 
 class Body(Settings):
     """What a client sends."""
 
     model_config = ConfigDict(allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def one_unknown(cls, tree: Any) -> Any:
+        """Leave one of the fields that are unknown: each would be an error, and one is told."""
+        if not isinstance(tree, dict):
+            return tree
+        unknown = next((name for name in tree if name not in cls.model_fields), None)
+        return {name: value for name, value in tree.items() if name in cls.model_fields or name == unknown}
 
 
 AskedSettings = create_model(
@@ -129,7 +143,7 @@ class Asking(Body):
 class PredictBody(Asking):
     """One text or several, or a question and its context."""
 
-    texts: Annotated[list[Text], Field(min_length=1)] | None = None
+    texts: Texts | None = None
     logprobs: bool = True
     """Whether tokens come with their log-probabilities, which may take one more pass of the model."""
 
@@ -145,9 +159,9 @@ class LookBody(Asking):
 
     target: Text | None = None
     """An answer to look at instead of the model's own; for models that write."""
-    full: list[str] | None = None
+    full: Some[str] | None = None
     """Names of maps that are not reduced in size; null: all."""
-    vectors: Annotated[list[str], Field(default_factory=list)]
+    vectors: Annotated[Some[str], Field(default_factory=list)]
     """Names of maps whose queries, keys and values are wanted."""
     packed: bool = True
     """Whether weights come as base64 of bytes, or as numbers."""

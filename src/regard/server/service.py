@@ -2,14 +2,14 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from regard.config.run import DecodeConfig
 from regard.config.toml import suggest
 from regard.data.examples import Source
 from regard.errors import InputError
-from regard.explain.look import look
+from regard.explain.look import Look, look_steps
 from regard.inference.degeneration import flag_answers
 from regard.inference.engine import Request
 from regard.inference.predictor import Predictor
@@ -87,11 +87,28 @@ class Service:
         self, name: str, source: Source, best: int, settings: DecodeConfig, options: dict[str, Any], target: str | None
     ) -> bytes:
         """What a model looked at while it answered a source, or would have while it gave the answer `target`, as JSON;
-        `options` are those of `Look.tree`."""
+        `options` are those of `Look.tree`. The search is made step by step; the maps in one, so they are bounded."""
 
-        def work(items: list[None]) -> Iterator[tuple[int, bytes]]:
-            found = look(self.predictors[name], source, settings=settings, best=best, target=target)
-            yield 0, json.dumps(found.tree(**options), allow_nan=False).encode()
+        def work(items: list[None]) -> Iterator[tuple[int, bytes | RefusedError] | None]:
+            for found in look_steps(self.predictors[name], source, settings, best, target):
+                if found is None:
+                    yield None
+                elif (size := measure_maps(found, options["packed"], options["vectors"])) > self.settings.max_look:
+                    words = f"the maps of this text take {size:,} bytes, at most {self.settings.max_look:,} are sent."
+                    yield 0, RefusedError(413, f"{words} Look at a shorter text, or with `regard look`.")
+                else:
+                    yield 0, json.dumps(found.tree(**options), allow_nan=False).encode()
 
         (found,) = await self.batcher.submit(object(), work, [None])
         return bytes(found)
+
+
+def measure_maps(found: Look, packed: bool, vectors: Collection[str]) -> int:
+    """Roughly how many bytes of JSON the maps of a look are, each in full; no map is made for that."""
+    size = 0.0
+    for name, use in found.uses.items():
+        heads, (*_, columns, width) = use.attention.heads, use.kv.keys.shape
+        rows = sum(queries.shape[-2] for queries in use.queries)
+        size += heads * rows * columns * (4 / 3 if packed else 9)
+        size += heads * (rows + 2 * columns) * width * 16 / 3 * (name in vectors)
+    return round(size)

@@ -19,6 +19,9 @@ class ServeSettings(Settings):
     """0 takes a free one."""
     keys: tuple[str, ...] = ()
     """API keys; without any, everybody is served."""
+    hosts: tuple[str, ...] = ()
+    """Names by which clients may ask for the server, beside localhost and addresses; "*" is any. Without names, any if
+    `host` can be reached from other machines, else none: pages of other sites could ask by a name of theirs."""
     cors: tuple[str, ...] = ()
     """Origins whose pages may call the server, as in https://example.org; "*" is any."""
     max_body: Count = 1_000_000
@@ -27,12 +30,18 @@ class ServeSettings(Settings):
     """Characters of one text."""
     max_items: Count = 100
     """Texts of one request."""
+    max_look: Count = 10_000_000
+    """Bytes of all maps of one /v1/look."""
     max_queue: Count = 256
-    """Texts that may wait; whoever comes then is asked to come again later."""
+    """Texts of one client that may wait, and a quarter of all that may; who sends more is asked to come again later."""
     timeout: Seconds = 60.0
     """Seconds that a request may wait for its answer."""
     read_timeout: Seconds = 10.0
     """Seconds in which a client must have sent its request."""
+    write_timeout: Seconds = 60.0
+    """Seconds in which a client must have taken its answer, or what was streamed so far."""
+    step_timeout: Seconds = 120.0
+    """Seconds without a finished step after which a model counts as hung: /health fails, its process is replaced."""
     linger: NoneOrMore = 0.5
     """Seconds after SIGTERM in which newcomers are still told, with status 503, that the server stops."""
     batch_items: Count = 64
