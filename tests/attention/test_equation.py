@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.testing import assert_close
 
 from regard.attention.equation import KeyValues, attend, attend_fast, fused_is_faster
-from regard.attention.masks import causal, padding
+from regard.attention.masks import causal, padding, window
 from regard.attention.normalizers import softmax
 from regard.attention.scores import biased, dot, scaled_dot
 from regard.nn.attention import Additive
@@ -174,16 +174,17 @@ def test_more_keys_are_appended_and_heads_repeated():
 
 
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
-@pytest.mark.parametrize("mask", ["none", "causal", "causal square", "padding", "random", "blind"])
+@pytest.mark.parametrize("mask", ["none", "causal", "causal square", "window square", "padding", "random", "blind"])
 def test_fused_equals_plain(mask, dtype, near, monkeypatch):
     fused, calls = F.scaled_dot_product_attention, []
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *given, **by: calls.append(by) or fused(*given, **by))
     square = mask == "causal square"
-    inputs = [part.to(dtype).requires_grad_() for part in drawn(query=263 if square else QUERY, key=263)]
+    inputs = [part.to(dtype).requires_grad_() for part in drawn(query=263 if "square" in mask else QUERY, key=263)]
     chosen = {
         "none": None,
         "causal": causal(QUERY, 263),
         "causal square": causal(263, 263, inputs[0].device),
+        "window square": window(263, 263, 7),
         "padding": padding(torch.tensor([0, 101]), 263),
         "random": random_mask(key=263),
         "blind": random_mask(key=263, blind=True),
@@ -195,6 +196,19 @@ def test_fused_equals_plain(mask, dtype, near, monkeypatch):
     pull = torch.randn_like(wanted)
     slopes = [torch.autograd.grad((seen * pull).sum(), inputs) for seen in (found, wanted)]
     assert_close(*slopes, rtol=0, atol=near)
+
+
+def test_whatever_a_kernel_leaves_of_a_blind_query_is_blanked(monkeypatch):
+    """Some kernels give a query that sees nothing the mean of all values, others what is not a number."""
+    (query, *memory), mask = drawn(), random_mask(blind=True)
+    fused = F.scaled_dot_product_attention
+    monkeypatch.setattr(
+        F,
+        "scaled_dot_product_attention",
+        lambda *given: fused(*given).masked_fill(~given[3].any(-1, keepdim=True), torch.nan),
+    )
+    found = attend_fast(query, KeyValues(*memory), mask, score=scaled_dot, normalize=softmax)
+    assert_close(found, attend(query, *memory, mask).context, **EXACT)
 
 
 def test_the_plain_path_serves_the_rest(monkeypatch):

@@ -12,7 +12,7 @@ from regard.attention.masks import distance
 from regard.attention.positions import alibi, rotate, sinusoidal
 from regard.config.model import TransformerConfig
 from regard.errors import InputError
-from regard.nn.layers import LearnedPositions, SinusoidalPositions
+from regard.nn.layers import LearnedPositions, SinusoidalPositions, make_embedding
 from regard.nn.transformer import Encoder
 
 pytestmark = pytest.mark.usefixtures("exact")
@@ -72,6 +72,14 @@ def test_learned_adds_its_rows_from_the_start():
     assert positions.table.grad.tolist() == [[2.0] * 3] * 5 + [[0.0] * 3] * 2
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_learned_positions_begin_as_long_as_the_embeddings_they_join(scaled):
+    sizes = {"size": 1009, "heads": 1, "feedforward": 2, "embedding_scale": scaled}
+    stack = Encoder(TransformerConfig(kind="transformer", positions="learned", **sizes), 1, longest=11)
+    embedded = stack.scale * make_embedding(11, 1009).weight.norm(dim=-1)
+    assert_close(stack.positions.table.norm(dim=-1), embedded, rtol=0.2, atol=0)
+
+
 @pytest.mark.parametrize(("length", "start"), [(1031, 0), (2, 1029)])
 def test_learned_refuses_what_it_has_not_learned(length, start):
     message = (
@@ -116,6 +124,15 @@ def test_rotary_in_single_precision_is_right_at_length():
     assert_close(far, near, rtol=0, atol=2e-3)
 
 
+@pytest.mark.parametrize("start", [1009, torch.tensor([1009, 5])], ids=["one", "each"])
+def test_rotary_of_half_precision_turns_by_exact_angles(start):
+    """An angle of 16 bits would be off by radians at position 1009: what is rounded are its sine and cosine."""
+    x = torch.randn(2, 3, 11, 10).bfloat16()
+    turned = rotate(x, start)
+    assert turned.dtype == torch.bfloat16
+    assert_close(turned.double(), rotate(x.double(), start), rtol=0, atol=3 * 2**-8 * float(x.abs().max()))
+
+
 def test_alibi_by_hand():
     bias = alibi(2, distance(2, 3))
     far = torch.tensor([[1, 0, 1], [2, 1, 0]])
@@ -129,7 +146,7 @@ def test_alibi_by_hand():
 def test_alibi_has_the_slopes_of_others(heads):
     bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
     wanted = bloom.build_alibi_tensor(torch.ones(1, 2), heads, torch.float64)
-    assert_close(-alibi(heads, torch.tensor([[1]])).flatten(), wanted[:, 0, 1], **EXACT)
+    assert_close(-alibi(heads, torch.tensor([[1]])).flatten(), wanted[:, 0, 1], rtol=1e-6, atol=0)  # theirs are 32 bits
 
 
 # --- C4: none --------------------------------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 """Evaluation: what is measured once, and that the parts are those of the whole."""
 
 import itertools
+import json
 import math
+from unicodedata import normalize
 
 import pytest
 from conftest import tiny
@@ -14,10 +16,13 @@ from regard.data.examples import Example, Question
 from regard.data.vocabulary import Vocabularies, Vocabulary
 from regard.errors import DataError
 from regard.evaluation.evaluate import evaluate, measure_nats
+from regard.evaluation.fit import fit
+from regard.evaluation.metrics import SMALLER_IS_BETTER
+from regard.inference.load import load
 from regard.inference.predictor import Predictor
 from regard.tasks import make_task
 from regard.tasks.task import Answer
-from regard.training.prepare import check_metrics, prepare
+from regard.training.prepare import check_metrics, prepare, read_examples, start_run
 
 WORDS = Vocabulary.learn(["a b c d e f g ? . who sees"], Tokenization(kind="word"))
 LABELS = Vocabulary.learn(["x", "y", "z"], Tokenization(kind="label"))
@@ -116,12 +121,24 @@ def test_an_answer_that_cannot_be_given_has_no_perplexity():
     """Of a span that is not in the context, nothing is foreseen; the others are not shifted by it."""
     predictor, examples = make_predictor("span"), SPLIT["span"]
     lost = [examples[0]._replace(target="zzz"), *examples[1:], examples[1]._replace(target="not there")]
-    nats = measure_nats(predictor, lost)
+    nats = measure_nats(predictor, lost, lambda text: None)
     assert [bool(count) for count in nats.tokens] == [False, *[True] * (len(examples) - 1), False]
     assert nats.nats.tolist()[1:-1] == pytest.approx(measure_nats(predictor, examples).nats.tolist()[1:], rel=1e-5)
     assert math.isnan(nats.figures([0, len(examples)])["perplexity"])
     others = measure_nats(predictor, examples[1:]).figures(range(len(examples) - 1))
     assert nats.figures(range(len(lost)))["nats"] == pytest.approx(others["nats"], rel=1e-5)
+
+
+def test_examples_without_perplexity_are_counted_and_said():
+    predictor, examples = make_predictor("span"), SPLIT["span"]
+    lost = [examples[0], *(one._replace(target="zzz", where=f"f:{n}") for n, one in enumerate(examples[1:4]))]
+    said = []
+    found = evaluate(predictor, lost, EvaluateConfig(metrics=("exact", "perplexity")), warn=said.append)
+    left_out = "the model cannot give the other answers (answer not in context: 3 (f:0, f:1, f:2))"
+    assert said == [f"perplexity is that of 1 of 4 examples: {left_out}."]
+    assert (found.examples, found.unscored, found.tree()["unscored"]) == (4, 3, 3)
+    assert evaluate(predictor, lost, EvaluateConfig(metrics=("exact",))).unscored == 0
+    assert evaluate(predictor, examples, EvaluateConfig(metrics=("exact", "perplexity"))).unscored == 0
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -151,6 +168,91 @@ def test_a_source_that_is_empty_has_the_empty_answer():
     assert evaluate(predictor, [Example("", "a", "x:1")], settings).metrics == {"exact": 0.0}
 
 
+ACCENTED = ["한국어 문장 네 개", "schöne Grüße aus Köln", "un café"]
+
+
+@pytest.mark.parametrize("kind", ["transformer", "span"])
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_references_in_another_form_of_unicode_score_the_same(kind, form):
+    """As files from a Mac are written."""
+    predictor = make_predictor(kind)
+    predictor.predict = lambda sources: [
+        [Answer(normalize("NFC", str(source).split("\t")[-1]), 0.0)] for source in sources
+    ]
+    texts = [normalize(form, text) for text in ACCENTED]
+    sources = texts if kind == "transformer" else [Question("who ?", text) for text in texts]
+    examples = [Example(source, text, "x:1") for source, text in zip(sources, texts, strict=True)]
+    metrics = tuple(one for one in predictor.task.fitting_metrics(predictor.config) if one != "perplexity")
+    found = evaluate(predictor, examples, EvaluateConfig(metrics=metrics)).metrics
+    assert found == pytest.approx({metric: 0.0 if metric in SMALLER_IS_BETTER else 100.0 for metric in metrics})
+
+
+def test_bits_are_those_of_a_byte_of_composed_text():
+    examples = [Example("", text, "x:1") for text in ACCENTED]
+    apart = [one._replace(target=normalize("NFD", one.target)) for one in examples]
+    predictor, settings = make_predictor("language"), EvaluateConfig(metrics=("bpb", "nats"))
+    assert evaluate(predictor, apart, settings).metrics == evaluate(predictor, examples, settings).metrics
+
+
+def test_training_on_decomposed_text_is_validated_rightly(tmp_path):
+    pairs = [normalize("NFD", f"{text}\t{text}\n") for text in ("가나", "öü", "é")]
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(pairs * 8), encoding="utf-8")
+    raw = tiny().model_dump(exclude_unset=True)
+    raw["data"] = {"kind": "tsv", "train": (str(path),), "valid": (str(path),)}
+    raw["train"] |= {"steps": 60, "validate_every": 60, "learning_rate": 1e-2}
+    events = []
+    fit(start_run(Config.model_validate(raw), tmp_path / "run"), tmp_path / "run", events.append, device="cpu")
+    (score,) = [event.values for event in events if event.kind == "validation"]
+    assert score["exact"] == 100
+
+
+def test_what_is_cut_is_counted_and_the_predictor_stays_as_it_was():
+    predictor = make_predictor("transformer")
+    predictor.cut = 5
+    examples = [Example("a b", "b a", "x:1"), Example("a " * 20, "a", "x:2")]
+    assert evaluate(predictor, examples, EvaluateConfig(metrics=("exact",))).cut == 1
+    assert (predictor.cut, predictor.longer) == (5, predictor.config.text.longer) == (5, "drop")
+
+
+def test_sources_that_were_learned_are_counted_said_and_left_out(tiny_run):
+    """Whatever file they come from, and without the training data."""
+    predictor, splits = load(tiny_run, device="cpu"), read_examples(tiny())
+    mixed = [*splits.train[:3], *splits.test[:4], Example(splits.train[0].source, "x", "mine:1")]
+    settings, said = EvaluateConfig(metrics=("exact",)), []
+    found = evaluate(predictor, mixed, settings, warn=said.append)
+    assert (found.seen, found.examples, found.tree()["seen"]) == (4, 8, 4)
+    assert said == [
+        "4 of 8 sources are in the training data: new ones will score worse. Leave them out with evaluate.unseen=true."
+    ]
+    with pytest.warns(UserWarning, match="4 of 8 sources are in the training data"):
+        evaluate(predictor, mixed, settings)
+    unseen = EvaluateConfig(metrics=("exact",), unseen=True)
+    found = evaluate(predictor, mixed, unseen)
+    assert (found.seen, found.examples) == (4, 4)
+    assert found.sources == [example.source for example in splits.test[:4]]
+    assert evaluate(predictor, splits.test, settings).seen == 0
+    with pytest.raises(DataError, match=r"all 3 examples are in the training data: evaluate\.unseen leaves none"):
+        evaluate(predictor, splits.train[:3], unseen)
+
+
+@pytest.mark.parametrize("unseen", [False, True])
+def test_validation_leaves_out_what_was_learned(tmp_path, unseen):
+    pairs = [f"{one}{two}\t{two}{one}\n" for one in "abcd" for two in "abcd"]
+    (tmp_path / "t.tsv").write_text("".join(pairs[:12]))
+    (tmp_path / "v.tsv").write_text("".join(pairs[9:]))
+    raw, events = tiny("train.steps=1").model_dump(exclude_unset=True), []
+    raw["data"] = {"kind": "tsv", "train": (str(tmp_path / "t.tsv"),), "valid": (str(tmp_path / "v.tsv"),)}
+    raw["evaluate"] |= {"unseen": unseen}
+    fit(start_run(Config.model_validate(raw), tmp_path / "run"), tmp_path / "run", events.append, device="cpu")
+    sampled = [event.values["source"] for event in events if event.kind == "sample"]
+    assert sampled[0] == ("da" if unseen else "cb")
+    said = [event.values["text"] for event in events if event.kind == "warning"]
+    assert "3 of 7 valid sources are in the training data too." in said
+    kept = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["text"] for line in kept if line["kind"] == "warning"] == said
+
+
 @pytest.mark.parametrize("metric", ["f1", "ece"])
 def test_spans_are_no_labels(metric):
     settings = EvaluateConfig(metrics=("exact", metric))
@@ -178,6 +280,18 @@ def test_an_encoder_is_not_scored():
     config = Config.model_validate({"data": {"kind": "reverse"}, "model": {"kind": "encoder"}})
     with pytest.raises(DataError, match="a model of kind encoder has no bleu: it is not scored"):
         check_metrics(config)
+
+
+def test_pairs_are_examples_and_the_runs_own_metrics_are_the_default():
+    predictor = make_predictor("transformer")
+    predictor.predict = lambda texts: [[Answer(text, 0.0)] for text in texts]
+    settings = predictor.config.evaluate.model_copy(update={"metrics": ("exact", "cer")})
+    config = predictor.config.model_copy(update={"evaluate": settings})
+    predictor.config = predictor.task.config = config
+    assert evaluate(predictor, [("a b", "a b"), ["a", "b"]]).metrics == {"exact": 50.0, "cer": 25.0}
+    for wrong in ("ab", ("a",), ("a", "b", "c"), ("a", 7), Question("a", "b"), None):
+        with pytest.raises(DataError, match=r"^example 2 is .*, expected a source and its target, as \('two dogs', "):
+            evaluate(predictor, [("a", "a"), wrong])
 
 
 def test_evaluate_is_public():

@@ -2,24 +2,27 @@
 
 import functools
 import math
+from types import SimpleNamespace
 
 import pytest
 import sacrebleu
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.config.run import Config
 from regard.data.vocabulary import Vocabularies
+from regard.evaluation.evaluate import Nats
 from regard.evaluation.metrics import (
+    OF_PROBABILITIES,
     better,
     corpus_score,
     edit_distance,
-    error_rate,
     score,
     score_answers,
     token_accuracy,
 )
-from regard.tasks import make_task
+from regard.tasks import TASKS, make_task
 from regard.tasks.seq2seq import Seq2SeqTask
 from regard.tasks.task import Answer, Metric
 
@@ -31,20 +34,27 @@ RIVALS = {"bleu": sacrebleu.corpus_bleu, "chrf": sacrebleu.corpus_chrf, "ter": s
 # --- by hand ---------------------------------------------------------------------------------------------------------
 
 
-def test_exact_and_word_error_rate():
+def test_exact_and_error_are_shares_of_whole_answers():
     outputs, references = ["a b", "c", "d", "e"], [["x", "a b"], ["c"], ["D"], ["e "]]
     assert score("exact", outputs, references) == 50
-    assert score("wer", outputs, references) == 50
+    assert score("error", outputs, references) == 50
     assert score("exact", outputs[:1], references[:1]) == 100
-    assert score("wer", outputs[:1], references[:1]) == 0
+    assert score("error", outputs[:1], references[:1]) == 0
 
 
-def test_phoneme_error_rate_by_the_nearest_reference():
+@pytest.mark.parametrize("metric", ["wer", "per"])
+def test_word_and_phoneme_error_rates_by_the_nearest_reference(metric):
     outputs = ["a b c", "d e", ""]
     references = [["x y z w", "a b d"], ["d e"], ["f", "g h"]]
-    assert error_rate(outputs, references) == (1 + 0 + 1) / (3 + 2 + 1)
-    assert score("per", outputs, references) == pytest.approx(100 / 3)
-    assert score("per", ["a a a"], [["b"]]) == 300  # more edits than tokens
+    assert score(metric, outputs, references) == pytest.approx(100 * (1 + 0 + 1) / (3 + 2 + 1))
+    assert score(metric, ["a a a"], [["b"]]) == 300  # more edits than tokens
+    assert score(metric, ["the cat sat"], [["the  cat sits"]]) == pytest.approx(100 / 3)
+
+
+def test_the_character_error_rate_counts_characters():
+    assert score("cer", ["1234", "20"], [["1294"], ["2", "201"]]) == pytest.approx(100 * (1 + 1) / (4 + 1))
+    assert score("cer", ["a b"], [["a c"]]) == pytest.approx(100 / 3)
+    assert score("wer", ["1234"], [["1294"]]) == 100
 
 
 def test_token_accuracy_by_the_best_reference():
@@ -56,12 +66,12 @@ def test_token_accuracy_by_the_best_reference():
     assert score("accuracy", [""], [["a"]]) == 0
 
 
-@pytest.mark.parametrize("metric", ["exact", "wer", "per", "accuracy"])
+@pytest.mark.parametrize("metric", ["exact", "error", "wer", "cer", "per", "accuracy"])
 def test_of_nothing_no_metric_is_a_number(metric):
     assert math.isnan(score(metric, [], []))
 
 
-@pytest.mark.parametrize("metric", ["exact", "wer", "per", "accuracy"])
+@pytest.mark.parametrize("metric", ["exact", "error", "wer", "cer", "per", "accuracy"])
 def test_outputs_and_references_must_be_as_many(metric):
     with pytest.raises(ValueError, match="zip"):
         score(metric, ["a", "b"], [["a"]])
@@ -79,11 +89,29 @@ def test_larger_is_better(metric):
     assert not better(Seq2SeqTask, metric)(1, 1)
 
 
-@pytest.mark.parametrize("metric", ["ter", "wer", "per", "perplexity"])
+@pytest.mark.parametrize("metric", ["ter", "error", "wer", "cer", "per", "perplexity"])
 def test_smaller_is_better(metric):
     assert better(Seq2SeqTask, metric)(1, 2)
     assert not better(Seq2SeqTask, metric)(2, 1)
     assert not better(Seq2SeqTask, metric)(1, 1)
+
+
+@pytest.mark.parametrize("kind", ["rnn", "language model", "classifier", "reader"])
+def test_of_every_metric_the_right_answers_have_the_better_figure(kind):
+    """And of those made of probabilities, the model that is surprised less."""
+    task = SimpleNamespace(metrics=TASKS[kind].metrics, separator="")
+    texts = ["b c d e f", "c d", "e"]
+    references = [[text] for text in texts]
+    right, wrong = ([Answer(text, 0.0) for text in some] for some in (texts, texts[::-1]))
+    nats = Nats(torch.tensor([1.0, 2.0]), torch.tensor([3, 3]), [5, 5])
+    for metric in (one for one in task.metrics if isinstance(one, str)):
+        if metric in OF_PROBABILITIES:
+            good, bad = (nats.figures([number])[metric] for number in range(2))
+        else:
+            good, bad = (score_answers(task, metric, answers, references) for answers in (right, wrong))
+        assert better(task, metric)(good, bad), metric
+        assert not better(task, metric)(bad, good), metric
+        assert not better(task, metric)(good, good), metric
 
 
 def test_not_a_number_is_never_better():

@@ -41,6 +41,15 @@ def test_macro_f1_is_the_mean_over_labels():
     assert macro_f1(["a"], [["a"]]) == 1
 
 
+@pytest.mark.parametrize("metric", ["span_exact", "span_f1"])
+def test_spans_that_normalize_to_nothing_count_as_in_squads_script(metric):
+    """Two of nothing agree; a reference of nothing only counts where there is no other."""
+    assert score(metric, ["The"], [["a!"]]) == 100
+    assert score(metric, ["The"], [["cat"]]) == score(metric, ["cat"], [["the"]]) == 0
+    assert score(metric, ["The"], [["the", "cat"]]) == 0
+    assert score(metric, ["the cat"], [["an", "cat"]]) == 100
+
+
 def test_of_several_right_labels_the_given_one_counts():
     assert macro_f1(["b", "a"], [["a", "b"], ["a"]]) == 1
     assert confusion_table(["b", "a"], [["a", "b"], ["a"]]) == {"a": {"a": 1, "b": 0}, "b": {"a": 0, "b": 1}}
@@ -158,6 +167,16 @@ def test_calibration_error_by_hand():
     assert better(ClassificationTask, "ece")(1.0, 2.0)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "apart"), [(0.52, 0.54, True), (0.47, 0.53, False), (0.59, 0.61, True), (0.61, 0.66, False)]
+)
+def test_confidences_are_compared_in_fifteen_bins(low, high, apart):
+    """The lower one is right, the higher wrong: in one bin that is nearly even, in two it is twice an error. The edges
+    are fifteenths: 7/15 is 0.467, 8/15 0.533, 9/15 0.6 and 10/15 0.667."""
+    wanted = ((1 - low) + high) / 2 if apart else abs(low + high - 1) / 2
+    assert calibration_error([low, high], ["x", "y"], [["x"], ["x"]]) == pytest.approx(wanted)
+
+
 @pytest.mark.parametrize("metric", ["rouge1", "rouge2", "rougel"])
 def test_rouge_is_that_of_the_library_for_english(metric):
     output, wanted = "The council plans to meet, it said.", "Council plans a meeting on Tuesday, it said"
@@ -165,6 +184,13 @@ def test_rouge_is_that_of_the_library_for_english(metric):
     theirs = RougeScorer([name]).score(wanted, output)[name].fmeasure
     assert score(metric, [output], [[wanted]]) == pytest.approx(100 * theirs)
     assert score(metric, [output], [["nothing", wanted]]) == pytest.approx(100 * theirs)
+
+
+def test_rouge_l_reads_a_summary_as_one_line():
+    """The longest common subsequence is that of the whole texts: sentences in another order do not count in full."""
+    output, wanted = "it rains today\nthe sun will shine", "the sun will shine\nit rains today"
+    assert score("rougel", [output], [[wanted]]) == pytest.approx(100 * 4 / 7)
+    assert score("rouge1", [output], [[wanted]]) == 100
 
 
 def test_rouge_keeps_vowel_signs_with_their_letters():
@@ -190,5 +216,6 @@ def test_spans_by_squads_rules():
     outputs, wanted = ["the cat", "red dog house", ""], [["A cat.", "x"], ["dog", "big red dog"], ["y"]]
     assert score("span_exact", outputs, wanted) == pytest.approx(100 / 3)
     assert score("span_f1", outputs, wanted) == pytest.approx(100 * (1 + 2 * 2 / 6 + 0) / 3)
+    assert word_f1("go go go on", "go go up") == pytest.approx(2 * 2 / (4 + 3))  # two of three are shared
     assert word_f1("the", "a") == 1
     assert word_f1("", "x") == 0

@@ -1,10 +1,13 @@
 """A run as a function: loading, batches, prefixes, scores; and evaluation over it."""
 
 import copy
+import itertools
 import math
+import random
 
 import pytest
 import torch
+from random_runs import drawn
 
 import regard
 from regard.config.data import TableData
@@ -14,6 +17,7 @@ from regard.data.examples import Example
 from regard.errors import DataError, InputError
 from regard.evaluation.evaluate import evaluate, measure_nats
 from regard.inference.engine import Request
+from regard.inference.predictor import group_by_length
 from regard.tasks import make_task
 
 
@@ -49,12 +53,49 @@ def test_prefixes_are_kept(predictor):
         predictor.predict(["a", "b"], prefixes=["c"])
 
 
+def test_settings_of_another_type_are_refused(predictor):
+    message = r"settings is dict, expected DecodeConfig: .*predictor\.config\.decode\.model_copy\(update="
+    with pytest.raises(InputError, match=message):
+        predictor.predict(["abc"], settings={"beam_size": 1})
+    with pytest.raises(InputError, match=message):
+        next(predictor.stream("abc", settings={"beam_size": 1}))
+
+
 def test_how_texts_are_grouped_changes_nothing(predictor):
     texts = ["abcd", "a", "", "dcb", "bb"] * 3
     together = predictor.predict(texts, budget=9999)
     for few, many in zip(predictor.predict(texts, budget=8), together, strict=True):
         assert [output.text for output in few] == [output.text for output in many]
         assert [output.score for output in few] == pytest.approx([output.score for output in many])
+
+
+@pytest.mark.parametrize("kind", ["transformer", "language model"])
+def test_seeded_samples_are_the_same_under_any_load(tmp_path, kind):
+    changes = ["decode.sample=true", "decode.temperature=2", "decode.top_p=0.95", "decode.max_ratio=0"]
+    predictor, order = regard.load(drawn(tmp_path / "run", kind), changes, "cpu"), random.Random(3)
+    texts = ["".join(order.choices("abcdefghijklm ", k=order.randint(1, 30))) for _ in range(20)]
+    alone = {text: [one.text for one in predictor.predict([text], best=2)[0]] for text in texts}
+    assert len({answer for answers in alone.values() for answer in answers}) > 20
+    for size in (3, 20):
+        order.shuffle(texts)
+        for start in range(0, len(texts), size):
+            some = texts[start : start + size]
+            for text, answers in zip(some, predictor.predict(some, best=2), strict=True):
+                assert [one.text for one in answers] == alone[text]
+
+
+@pytest.mark.parametrize(("budget", "most"), [(1, None), (12, None), (20, 3), (9999, 2), (9999, None)])
+def test_groups_are_within_their_bounds(budget, most):
+    """And no smaller than they must be: the next row would not fit."""
+    rows = [[0] * length for length in (3, 0, 5, 1, 1, 4, 9, 2, 5, 0, 1, 6)]
+    groups = list(group_by_length(rows, budget, most))
+    sizes = [[len(rows[i]) for i in group] for group in groups]
+    assert [length for some in sizes for length in some] == sorted(filter(None, map(len, rows)))
+    assert sorted(i for group in groups for i in group) == [i for i, row in enumerate(rows) if row]
+    assert all(len(some) * some[-1] <= budget or len(some) == 1 for some in sizes)
+    assert all(len(some) <= (most or 99) for some in sizes)
+    for some, (first, *_) in itertools.pairwise(sizes):
+        assert (len(some) + 1) * first > budget or len(some) == most
 
 
 def test_a_wide_beam_works_on_fewer_texts_at_once(predictor, monkeypatch):
@@ -67,6 +108,9 @@ def test_a_wide_beam_works_on_fewer_texts_at_once(predictor, monkeypatch):
     found = predictor.predict(texts, settings=settings)
     assert [[output.text for output in one] for one in found] == [[output.text for output in one] for one in wanted]
     assert sizes == [2, 2]
+    sizes.clear()
+    predictor.predict(texts, settings=settings, best=6)  # the beam is as wide as that
+    assert sizes == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("beam", [1, 2])

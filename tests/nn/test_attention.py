@@ -65,9 +65,20 @@ def test_multi_head_without_bias_is_two_matrices():
     assert not any(part.bias.any() for part in (layer.projection, layer.output))
 
 
+@pytest.mark.parametrize("kv_heads", [3, 1])
+def test_each_projection_begins_as_if_it_stood_alone(kv_heads):
+    """Glorot 2010: uniform up to the root of 6 / (inputs + outputs), of each matrix by itself."""
+    groups = [300, 100 * kv_heads, 100 * kv_heads]
+    for part in multi_head(300, 3, kv_heads=kv_heads).projection.weight.split(groups):
+        bound = math.sqrt(6 / sum(part.shape))
+        assert 0.99 * bound < part.abs().max() <= bound
+        assert part.std() == pytest.approx(bound / math.sqrt(3), rel=0.05)
+
+
+@pytest.mark.parametrize("kv_heads", [None, 2])
 @pytest.mark.parametrize("bias", [True, False])
-def test_one_product_gives_what_three_give(bias):
-    layer = shaken(multi_head(12, 3, bias=bias))
+def test_one_product_gives_what_three_give(bias, kv_heads):
+    layer = shaken(multi_head(12, 6, bias=bias, kv_heads=kv_heads))
     inputs = torch.randn(2, 5, 12)
     queries, kv = layer.project_qkv(inputs)
     assert_close(queries, layer.project_query(inputs), **EXACT)
@@ -99,9 +110,11 @@ def test_the_last_query_stands_at_the_last_key(positions):
 
 def test_positions_by_hand():
     inputs = torch.randn(1, 5, 12)
-    turned, sloped = (shaken(multi_head(12, 3, positions=positions)) for positions in ("rotary", "alibi"))
+    turned, sloped = (
+        shaken(multi_head(12, 3, positions=positions, rotary_base=7.0)) for positions in ("rotary", "alibi")
+    )
     query, keys = (part(inputs).view(1, 5, 3, 4).transpose(1, 2) for part in three_maps(turned)[:2])
-    scores = rotate(query) @ rotate(keys).mT / 2
+    scores = rotate(query, base=7.0) @ rotate(keys, base=7.0).mT / 2
     assert_close(turned.weights(*turned.project_qkv(inputs)), scores.softmax(-1), **EXACT)
     query, keys = (part(inputs).view(1, 5, 3, 4).transpose(1, 2) for part in three_maps(sloped)[:2])
     far = (torch.arange(5) - torch.arange(5)[:, None]).abs()

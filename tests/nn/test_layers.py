@@ -51,8 +51,13 @@ def test_dropout_follows_the_seed():
     assert torch.equal(*repeats)
 
 
-def test_dropout_takes_any_share_below_one():
-    assert Dropout(0.999)(torch.ones(101)).isfinite().all()
+@pytest.mark.parametrize("probability", [0.001, 0.01, 0.999])
+def test_a_probability_far_from_any_256th_is_kept_exactly(probability):
+    torch.manual_seed(7)
+    dropped = Dropout(probability)(torch.ones(1_000_003, dtype=torch.float64))
+    assert_close(dropped.unique(), torch.tensor([0, 1 / (1 - probability)], dtype=torch.float64))
+    found = (dropped == 0).double().mean().item()
+    assert abs(found - probability) < 5 * (probability * (1 - probability) / 1_000_003) ** 0.5
 
 
 # --- embedding and output --------------------------------------------------------------------------------------------

@@ -127,6 +127,25 @@ def test_single_precision_is_near():
     assert_close(found.total, rival(inputs, answer, 0.1).float(), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("few", [0, 2**18], ids=["blocks", "whole"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_half_precision_rounds_the_logits_and_nothing_else(smoothing, few, monkeypatch):
+    monkeypatch.setattr("regard.nn.loss.FEW", few)
+    inputs, answer = drawn(vocab=211)
+    hidden, weight, bias = (part.detach().bfloat16().requires_grad_() for part in inputs)
+    found = cross_entropy(hidden, weight.float(), bias.float(), answer, smoothing)
+    assert found.total.dtype == torch.float32
+    logits, wanted = F.linear(hidden, weight, bias).double().flatten(0, 1), answer.flatten()
+    plain, total = (
+        F.cross_entropy(logits, wanted, ignore_index=PAD, label_smoothing=share, reduction="sum")
+        for share in (0.0, smoothing)
+    )
+    assert_close((found.plain.double(), found.total.double()), (plain, total), rtol=1e-6, atol=0)
+    ours, theirs = (torch.autograd.grad(one, [hidden, weight, bias]) for one in (found.total, total))
+    for slope, wide in zip(ours, theirs, strict=True):
+        assert_close(slope, wide, rtol=0, atol=2**-5 * float(wide.abs().max()))
+
+
 # --- surprise, and choosing one --------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracles import EXACT, shaken
+from oracles import EXACT, assert_half_dropped, shaken
 from oracles import exact as exact
 from pydantic import ValidationError
 from torch.testing import assert_close
@@ -112,6 +112,7 @@ def test_a_step_is_its_equations(cell, kind):
     states, last, x = torch.randn(3, 7, 6), torch.randn(3, 2, 6), torch.randn(3, 5)
     source, past = decoder.begin(states, last, LENGTHS)
     assert_close(past.hidden, torch.tanh(last @ decoder.bridge.weight.mT + decoder.bridge.bias), **EXACT)
+    assert torch.equal(past.cell, past.hidden)  # an LSTM's cell begins as its state does
     past = past._replace(cell=torch.randn(3, 2, 6))
     joined, after = decoder.step(x, source, past)
     for row, length in enumerate(LENGTHS.tolist()):
@@ -125,6 +126,23 @@ def test_a_step_is_its_equations(cell, kind):
                 inputs = gru_by_hand(network, inputs, past.hidden[row, layer])
             assert_close(after.hidden[row, layer], inputs, **EXACT)
         assert_close(joined[row], torch.cat([inputs, seen, x[row]]), **EXACT)
+
+
+def test_dropout_stands_before_between_and_behind_the_decoders_layers():
+    """All states are made 1, so that what a dropout of 0.5 leaves of them can be counted where they arrive."""
+    decoder = RecurrentDecoder(settings(cell="rnn", attention="none", layers=2, dropout=0.5))
+    for part in decoder.parameters():
+        torch.nn.init.zeros_(part)
+    for part in (*decoder.cells, decoder.join):
+        torch.nn.init.constant_(part.bias_ih if part is not decoder.join else part.bias, 30.0)  # whose tanh is 1
+    arrived = {}
+    decoder.cells[0].register_forward_pre_hook(lambda part, inputs: arrived.update(first=inputs[0][:, :5]))
+    decoder.cells[1].register_forward_pre_hook(lambda part, inputs: arrived.update(second=inputs[0]))
+    decoder.join.register_forward_pre_hook(lambda part, inputs: arrived.update(join=inputs[0][..., :6]))
+    source, first = decoder.begin(torch.ones(203, 7, 6), torch.ones(203, 2, 6), torch.full((203,), 7))
+    arrived["out"], _ = decoder(torch.ones(203, 3, 5), source, first)
+    for dropped in arrived.values():
+        assert_half_dropped(dropped)
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracles import EXACT, rival, shaken, three_maps
+from oracles import EXACT, assert_half_dropped, rival, shaken, three_maps
 from oracles import exact as exact
 from torch import nn
 from torch.testing import assert_close
@@ -11,7 +11,7 @@ from regard.attention.masks import causal, padding
 from regard.config.model import TransformerConfig
 from regard.nn.attention import CROSS, SOURCE, TARGET
 from regard.nn.kv_cache import KVCache
-from regard.nn.transformer import Block, Decoder, EncodedSource, Encoder, FeedForward
+from regard.nn.transformer import Block, Decoder, EncodedSource, Encoder, FeedForward, Residual
 from regard.tasks.seq2seq import Transformer
 
 pytestmark = pytest.mark.usefixtures("exact")
@@ -102,6 +102,29 @@ def test_feed_forward_sees_one_position_at_a_time(activation):
     part, x = shaken(FeedForward(5, 7, activation)), torch.randn(2, 3, 5)
     bent = getattr(nn.functional, activation)(x[1, 2] @ part.up.weight.mT + part.up.bias)
     assert_close(part(x)[1, 2], bent @ part.down.weight.mT + part.down.bias, **EXACT)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu tanh", "silu"])
+def test_a_gate_is_activated_and_multiplies(activation):
+    part, x = shaken(FeedForward(5, 7, activation, gated=True)), torch.randn(2, 3, 5)
+    bend = {"gelu tanh": lambda x: nn.functional.gelu(x, approximate="tanh")}
+    bent = bend.get(activation, getattr(nn.functional, activation, None))(part.gate(x))
+    assert_close(part(x), part.down(bent * part.up(x)), **EXACT)
+
+
+def test_dropout_stands_behind_every_part_and_behind_the_embeddings():
+    config, ones = settings(dropout=0.5, positions="none", embedding_scale=False), torch.ones(101, 7, 12)
+    assert_half_dropped(Residual(config)(torch.zeros_like(ones), lambda x: ones))
+    assert_half_dropped(Encoder(config, 1, longest=11).prepare(ones))
+    block = Block(config, TARGET, cross=True)
+    assert [residual.dropout.probability for residual in block.residuals] == [0.5] * 3
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_every_norm_has_the_epsilon_that_was_set(kind):
+    config = settings(norm_kind=kind, norm_epsilon=0.25, embedding_norm=True)
+    norms = [part for part in Decoder(config, 2, longest=11, cross=True).modules() if hasattr(part, "eps")]
+    assert [norm.eps for norm in norms] == [0.25] * (2 * 3 + 2)
 
 
 # --- D2, D4: encoder and decoder -------------------------------------------------------------------------------------

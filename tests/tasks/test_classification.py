@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from oracles import EXACT, rival, shaken
+from oracles import EXACT, assert_half_dropped, rival, shaken
 from oracles import exact as exact
 from torch.nn import functional
 from torch.testing import assert_close
@@ -71,10 +71,14 @@ def test_members_vote(multi_label):
     found = torch.stack([vote.sigmoid() if multi_label else vote.softmax(-1) for vote in votes])
     assert not torch.allclose(found[0], found[1])
     assert_close(model.probabilities(batch), found.mean(0), **EXACT)
-    losses = [model.member_loss(vote, batch, 0.1) for vote in votes]
-    assert_close(model(batch, 0.1).total, sum(loss.total for loss in losses) / 3, **EXACT)
-    assert model(batch).tokens == losses[0].tokens
-    own = [torch.autograd.grad(loss.total, member.output.bias)[0] for loss, member in zip(losses, members, strict=True)]
+    hot = torch.eye(CLASSES)[[1, 4, 0]]
+    if multi_label:
+        losses = [functional.binary_cross_entropy_with_logits(vote, hot, reduction="sum") for vote in votes]
+    else:  # smoothed: a tenth of what is wanted lies on all classes alike
+        losses = [-((0.9 * hot + 0.1 / CLASSES) * vote.log_softmax(-1)).sum() for vote in votes]
+    assert_close(model(batch, 0.1).total, sum(losses) / 3, **EXACT)
+    assert model(batch).tokens == 3
+    own = [torch.autograd.grad(loss, member.output.bias)[0] for loss, member in zip(losses, members, strict=True)]
     model(batch, 0.1).total.backward()
     for member, gradient in zip(members, own, strict=True):
         assert_close(3 * member.output.bias.grad, gradient, **EXACT)
@@ -108,6 +112,47 @@ def test_the_surprise_of_every_row_is_its_share_of_the_plain_loss(multi_label, s
     for row in range(3):
         alone = model.surprise(batch_of(TEXTS[row : row + 1], wanted[row : row + 1]))
         assert_close(alone.nats[0], found.nats[row], **EXACT)
+
+
+@pytest.mark.parametrize("pooling", ["classes", "mean", "cls"])
+def test_half_of_what_the_classes_judge_is_dropped(pooling):
+    """All that a class judges by is made 1, and it judges by one element alone."""
+    model, batch = classifier(pooling=pooling, dropout=0.5, layers=1).train(), batch_of(TEXTS * 67)
+    last = model.encoder.norm if model.attention is None else model.attention.output
+    for part in (last.weight, model.output.weight, model.output.bias):
+        torch.nn.init.zeros_(part)
+    torch.nn.init.ones_(last.bias)
+    torch.nn.init.ones_(model.output.weight[:, 0])
+    assert_half_dropped(model.own_logits(batch))
+    assert (model.eval().own_logits(batch) == 1).all()
+
+
+class Sure(torch.nn.Module):
+    """A model that always says the same: logits (batch, classes) over its temperature."""
+
+    def __init__(self, logits, temperature):
+        super().__init__()
+        self.fixed, self.temperature = logits, torch.nn.Parameter(torch.tensor([temperature]), requires_grad=False)
+
+    def logits(self, batch):
+        return self.fixed.expand(len(batch.answer), -1) / self.temperature
+
+
+@pytest.mark.parametrize("temperature", [1.0, 4.0])
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_the_temperature_makes_three_of_four_likely_by_three_quarters(multi_label, temperature):
+    """A model that says log 9 where log 3 is right is half as sure at a temperature of 2, whatever it had before."""
+    task = labelled(["good", "bad"], separator="," if multi_label else "", multi_label=multi_label)
+    batch = batch_of([TEXTS[0]] * 4, [[LABELS]] * 3 + [[LABELS + 1]])
+    both = math.log(9) * torch.tensor([1.0, -1.0] if multi_label else [1.0, 0.0])
+    found = task.calibrate(Sure(both, temperature), lambda: [batch])
+    assert found["temperature"].tolist() == pytest.approx([2.0])
+
+
+def test_a_text_that_is_always_right_is_not_made_sure_of_everything():
+    batch = batch_of([TEXTS[0]] * 4, [[LABELS]] * 4)
+    found = labelled(["good", "bad"]).calibrate(Sure(torch.tensor([1.0, 0.0]), 1.0), lambda: [batch])
+    assert found["temperature"].tolist() == pytest.approx([0.5])
 
 
 # --- labels ----------------------------------------------------------------------------------------------------------

@@ -3,18 +3,18 @@
 import pytest
 import torch
 from models import build
-from oracles import EXACT, entries, shaken
+from oracles import EXACT, assert_half_dropped, entries, shaken
 from oracles import exact as exact
 from torch.testing import assert_close
 
 from regard.config.data import ReverseData
 from regard.config.model import EncoderConfig
 from regard.config.run import Config
-from regard.config.text import TextConfig
+from regard.config.text import TextConfig, Tokenization
 from regard.data.batching import pad_sources
 from regard.data.vocabulary import BOS, EOS, UNK, Vocabularies
 from regard.errors import ConfigError
-from regard.tasks import make_task
+from regard.tasks import TASKS, make_task
 from regard.tasks.embedding import EmbeddingTask
 from regard.tasks.encoder import TextEncoder, mean_states
 
@@ -57,13 +57,30 @@ def test_a_window_sees_its_neighbours_alone():
 
 
 def test_words_are_hidden_while_training_only():
-    model = encoder(word_dropout=0.5)
-    source = torch.full((50, 40), 7)
+    model = encoder(word_dropout=0.1)
+    source = torch.full((50, 401), 7)
     assert torch.equal(model.hide_words(source), source)
-    share = float((model.train().hide_words(source) == UNK).float().mean())
-    assert 0.4 < share < 0.6
-    special = torch.tensor([[0, 1, 2, 3]])
+    hidden = model.train().hide_words(source) == UNK
+    assert abs(hidden.double().mean().item() - 0.1) < 5 * (0.1 * 0.9 / hidden.numel()) ** 0.5
+    special = torch.arange(4).repeat(50, 101)  # neither <pad>, <bos> nor <eos> is a word
     assert torch.equal(model.hide_words(special), special)
+
+
+def test_the_states_are_those_of_the_words_that_are_left():
+    model, (source, lengths) = encoder(word_dropout=0.5), pad_sources(TEXTS)
+    torch.manual_seed(7)
+    left = model.train().hide_words(source)
+    torch.manual_seed(7)
+    found, _ = model.states(source, lengths)
+    assert not torch.equal(left, source)
+    assert_close(found, model.eval().states(left, lengths)[0], **EXACT)
+
+
+def test_the_window_sees_embeddings_of_which_half_are_dropped():
+    model, arrived = encoder(conv_window=1, dropout=0.5, embedding_scale=False).train(), []
+    model.convolution.register_forward_pre_hook(lambda part, inputs: arrived.append(inputs[0]))
+    model.convolve(torch.ones(101, 7, 12), torch.ones(101, 1, 1, 7, dtype=torch.bool))
+    assert_half_dropped(arrived[0])
 
 
 def test_the_mean_is_of_what_is_real():
@@ -71,6 +88,21 @@ def test_the_mean_is_of_what_is_real():
     found = mean_states(states, mask)
     assert_close(found[0], states[0, :2].mean(0), **EXACT)
     assert not found[1].any()
+
+
+@pytest.mark.parametrize(("kind", "extra"), [("classifier", 0), ("reader", 1)])
+@pytest.mark.parametrize("longest", [7, 50])
+def test_a_pretrained_encoder_gives_its_form_and_leaves_the_rest(kind, extra, longest):
+    """What says how to train stays as it was set. A reader's context has an end of its own, which takes a place."""
+    pretrained, own = read(dropout=0.1, positions="learned", layers=3), {"dropout": 0.3, "word_dropout": 0.2}
+    target = Tokenization(kind="label") if kind == "classifier" else None
+    raw = {"data": {"kind": "reverse"}, "model": {"kind": kind, "layers": 1, **own}}
+    config = Config(**raw, text=TextConfig(target=target, max_length=longest))
+    adopted = TASKS[kind].adopt(config, pretrained)
+    form = {"size": 12, "heads": 3, "feedforward": 7, "layers": 3, "positions": "learned"}
+    assert adopted.model == config.model.model_copy(update=form)
+    assert adopted.text.max_length == min(longest, 18 - extra)
+    assert (adopted.text.source, adopted.text.target) == (pretrained.text.source, target)
 
 
 # --- an encoder alone ------------------------------------------------------------------------------------------------

@@ -17,9 +17,10 @@ import regard
 from regard.config.data import DocumentData
 from regard.config.model import LanguageModelConfig
 from regard.config.run import Config, DecodeConfig, TrainConfig
-from regard.config.text import TextConfig
-from regard.data.batching import Batch, Row, read_windows
-from regard.data.vocabulary import Vocabularies
+from regard.config.text import TextConfig, Tokenization
+from regard.data.batching import Batch, Row, plan_windows, read_windows
+from regard.data.examples import Example
+from regard.data.vocabulary import BOS, EOS, PAD, Vocabularies, Vocabulary
 from regard.errors import DataError, InputError
 from regard.nn.state import State
 from regard.tasks import make_task
@@ -142,15 +143,24 @@ def test_the_loss_is_the_surprise_of_every_next_token():
 # --- windows ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_epoch_reads_every_token_once_and_rows_go_on():
-    stream, config = list(range(1000, 1240)), TrainConfig(batch_tokens=48)
-    found = list(itertools.islice(read_windows(stream, 8, config, 0), 5))
-    rows = [batch.target for (batch,) in found]
-    assert [tuple(row.shape) for row in rows] == [(6, 8)] * 5
-    assert sorted(torch.cat(rows).flatten().tolist()) == stream
-    for (before,), (after,) in itertools.pairwise(found):
-        assert torch.equal((before.answer[:, -1] - 1000) % 240, (after.target[:, 0] - 1000) % 240)
-    assert all(torch.equal(batch.answer[:, :-1], batch.target[:, 1:]) for (batch,) in found)
+@pytest.mark.parametrize("tokens", [240, 239, 241, 285, 9, 8, 7, 2])
+def test_an_epoch_wants_every_token_once_and_rows_go_on(tokens):
+    """Whatever their number; windows are at most one token narrower than others."""
+    stream, config = list(range(1000, 1000 + tokens)), TrainConfig(batch_tokens=48)
+    rows, each = plan_windows(tokens, 8, 48)
+    found = [batch for (batch,) in itertools.islice(read_windows(stream, 8, config, 0), 3 * each)]
+    for epoch in (found[:each], found[each : 2 * each], found[2 * each :]):
+        wanted = torch.cat([batch.answer.flatten() for batch in epoch])
+        assert sorted(wanted[wanted != PAD].tolist()) == stream
+        for before, after in itertools.pairwise(epoch):
+            assert torch.equal(before.answer[:, -1], after.target[:, 0])
+        for batch in epoch:
+            same = (batch.answer[:, :-1] == batch.target[:, 1:]) | (batch.answer[:, :-1] == PAD)
+            assert same.all()
+    widths = {batch.target.shape for batch in found}
+    assert {row for row, _ in widths} == {rows}
+    assert max(width for _, width in widths) <= min(8, 1 + min(width for _, width in widths))
+    assert tokens != 240 or widths == {(6, 8)}
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
@@ -163,11 +173,68 @@ def test_windows_are_a_pure_function_of_the_update(accumulate):
         assert all(torch.equal(a.target, b.target) for a, b in zip(one, other, strict=True))
 
 
+def test_every_epoch_cuts_its_windows_elsewhere():
+    stream, config = list(range(1000, 1240)), TrainConfig(batch_tokens=48)
+    updates = itertools.islice(read_windows(stream, 8, config, 0), 20 * plan_windows(240, 8, 48)[1])
+    firsts = [batch.target[0, 0].item() for (batch,) in updates][:: plan_windows(240, 8, 48)[1]]
+    assert len(set(firsts)) > 10
+
+
+def test_nobody_is_to_write_the_beginning_of_a_document():
+    stream = [BOS, 7, 8, EOS, BOS, 9, EOS] * 6
+    for (batch,) in itertools.islice(read_windows(stream, 5, TrainConfig(batch_tokens=10), 0), 9):
+        assert BOS not in batch.answer
+        assert not batch.answer[batch.target == EOS].any()  # what follows is <bos>: there stands PAD, which is 0
+
+
 def test_documents_are_joined_with_their_ends():
     rows = [Row([], [7, 8]), Row([], [9])]
     plain, begun = (make_task(read(add_bos=add), Vocabularies(WORDS, WORDS)) for add in (False, True))
     assert plain.join(rows) == [7, 8, 3, 9, 3]
     assert begun.join(rows) == [2, 7, 8, 3, 2, 9, 3]
+
+
+def task_of(vocabulary=WORDS, **changes):
+    return make_task(read(**changes), Vocabularies(vocabulary, vocabulary))
+
+
+def test_what_has_no_bias_learns_none():
+    without, with_it = (
+        [name for name, part in build(read(bias=bias), WORDS).named_parameters() if part.requires_grad]
+        for bias in (False, True)
+    )
+    assert not [name for name in without if name.endswith("bias") and "norm" not in name]
+    assert "output.bias" in with_it
+
+
+def test_a_prefix_goes_on_where_the_prompt_ends():
+    """Alone, a first word would begin with a space."""
+    subwords = Vocabulary.learn(["ab cd"], Tokenization(kind="bpe", size=300))
+    task = task_of(subwords)
+    (prompt,) = task.encode(["ab"])
+    assert [*prompt.ids[1:], *task.prefix_ids(prompt, "cd")] == subwords.encode("abcd").ids
+    assert [*prompt.ids[1:], *task.prefix_ids(prompt, " cd")] == subwords.encode("ab cd").ids
+
+
+def test_a_context_is_full_with_its_beginning():
+    for add_bos, fits in ((True, CONTEXT - 2), (False, CONTEXT - 1)):
+        task = task_of(add_bos=add_bos)
+        assert not task.fills_context("a" * fits)
+        assert task.fills_context("a" * (fits + 1))
+
+
+@pytest.mark.parametrize("add_bos", [False, True])
+def test_every_token_is_scored_once_and_the_beginning_of_a_document_never(add_bos):
+    """Windows of the context follow one another; a text that was cut out of a longer one does not end."""
+    task = task_of(add_bos=add_bos)
+    texts = ["abcdefgabcdefgabcdefg", "gfedcba"]
+    wanted = [
+        int(token)
+        for batch, _ in task.scoring_batches([Example("", text, "x:1") for text in texts])
+        for token in batch.answer[batch.answer != PAD]
+    ]
+    stream = [token for text in texts for token in (*WORDS.encode(text).ids, EOS)]
+    assert wanted == (stream if add_bos else stream[1:-1])
 
 
 # --- a run -----------------------------------------------------------------------------------------------------------
@@ -269,3 +336,6 @@ def test_maps_of_prompts_are_those_of_the_whole_text(run, beam):
             assert_close(weights, plain[name][0], rtol=1e-4, atol=1e-5)
     with pytest.raises(InputError, match="nothing was decoded from this source"):
         maps.of([5, 5, 5], [])
+    for wrong in ([*written, EOS], [BOS, *written]):
+        with pytest.raises(InputError, match=r"not decoded from this source .* without <bos> and <eos>"):
+            maps.of(ids, wrong)

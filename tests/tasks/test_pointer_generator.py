@@ -60,6 +60,19 @@ def test_the_loss_is_the_surprise(model, smoothing):
     assert found.tokens.tolist() == [3, 1, 6]
 
 
+def test_with_every_token_the_decoder_reads_where_it_stands_and_what_follows(model):
+    """What is read is added to embeddings before they are scaled, so it is divided by their scale."""
+    batch, arrived = collate(ROWS[:1]), []
+    model.decoder.register_forward_pre_hook(lambda part, inputs: arrived.append(inputs[0]))
+    model.logits(batch)
+    first, second, *_ = model.encoder_states(batch.source, batch.lengths)[0]
+    nothing = torch.zeros(12)
+    near = torch.stack([torch.cat(pair) for pair in ((nothing, first), (nothing, first), (first, second))])
+    assert batch.target.tolist() == [[2, 4, 5]]  # of these, 5 stands in the source, at its beginning
+    wanted = model.target_embedding.weight[[2, 4, 5]] + model.here(near) / 12**0.5
+    assert_close(arrived[0][0], wanted, **EXACT)
+
+
 def test_together_is_as_alone_and_step_as_whole(model):
     together = model.logits(collate(ROWS))
     for number, row in enumerate(ROWS):

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from oracles import EXACT, entries, shaken
+from oracles import EXACT, assert_half_dropped, entries, rival, shaken
 from oracles import exact as exact
 from torch.nn import functional
 from torch.testing import assert_close
@@ -80,6 +80,36 @@ def test_sentences_are_sums_of_their_words_the_latest_first():
     table, order = model.source_embedding.weight, model.order
     wanted = torch.stack([sum(table[token] * order[place] for place, token in enumerate(part)) for part in parts])
     assert_close(seen[0][0], wanted, **EXACT)
+
+
+def test_tokens_of_question_and_context_are_marked():
+    model, story, seen = reader(answer="span"), [BOS, 5, 7, EOS, 9, 5, EOS], []
+    model.encoder.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    model.logits(batch_of([story]))
+    marked = torch.tensor([0, 1, 0, 0, 0, 1, 0])[:, None] * model.match
+    assert_close(seen[0][0], model.source_embedding.weight[story] + marked, **EXACT)
+
+
+def test_a_word_is_chosen_by_the_question_and_what_it_saw():
+    model, batch = reader(answer="word"), batch_of(STORIES)
+    states, question, context = model.parts(batch.source, batch.lengths)
+    asked = torch.stack([row[: story.index(EOS) + 1].mean(0) for row, story in zip(states, STORIES, strict=True)])
+    assert question.sum(-1).flatten().tolist() == [4, 3, 3]
+    seen, _ = rival(model.attention)(asked[:, None], states, states, key_padding_mask=~context[:, 0, 0])
+    assert_close(model.logits(batch), model.output(asked + seen[:, 0]), **EXACT)
+
+
+def test_half_of_what_a_word_is_chosen_by_is_dropped():
+    """The question and what it saw add up to 1, and a word is chosen by one element of them alone."""
+    model, batch = reader(answer="word", dropout=0.5, layers=1).train(), batch_of(STORIES * 67)
+    for part in (model.encoder.norm, model.attention.output, model.output):
+        torch.nn.init.zeros_(part.weight)
+        torch.nn.init.zeros_(part.bias)
+    torch.nn.init.constant_(model.encoder.norm.bias, 0.25)
+    torch.nn.init.constant_(model.attention.output.bias, 0.75)
+    torch.nn.init.ones_(model.output.weight[:, 0])
+    assert_half_dropped(model.logits(batch)[:, 0])
+    assert (model.eval().logits(batch) == 1).all()
 
 
 def test_where_a_question_looks_is_the_span():

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from models import build
-from oracles import EXACT, entries, shaken
+from oracles import EXACT, assert_half_dropped, entries, shaken
 from oracles import exact as exact
 from torch.testing import assert_close
 
@@ -186,9 +186,21 @@ def test_every_parameter_learns(settings):
         assert parameter.grad.any(), name
 
 
-@pytest.mark.parametrize("settings", [rnn(dropout=0.5, layers=2), transformer(dropout=0.5)])
-def test_dropout_works_in_training_alone(settings):
-    model, batch = made(settings), collate(ROWS)
+@pytest.mark.parametrize("settings", [rnn(dropout=0.5), transformer(dropout=0.5, positions="none")], ids=["rnn", "t"])
+def test_dropout_thins_both_embeddings_in_training_alone(settings):
+    """What reaches the first layers of the encoder and of the decoder, when every embedding is 1."""
+    model, batch, arrived = made(settings), collate(ROWS * 67), []
+    for embedding in (model.source_embedding, model.target_embedding):
+        torch.nn.init.constant_(embedding.weight, 1 / getattr(model.encoder, "scale", 1))
+    if isinstance(model, Transformer):
+        firsts = [stack.blocks[0].residuals[0] for stack in (model.encoder, model.decoder)]
+    else:
+        firsts = [model.encoder.network, model.decoder.cells[0]]
+    for part in firsts:
+        part.register_forward_pre_hook(lambda part, inputs: arrived.append(getattr(inputs[0], "data", inputs[0])))
     assert torch.equal(model.logits(batch), model.logits(batch))
-    model.train()
-    assert not torch.equal(model.logits(batch), model.logits(batch))
+    assert all((x[..., :5] == 1).all() for x in arrived)
+    arrived.clear()
+    model.train().logits(batch)
+    for x in (arrived[0], arrived[1][..., :5]):  # a recurrent decoder's input has the context behind it
+        assert_half_dropped(x)

@@ -5,11 +5,13 @@ import json
 import pytest
 import torch
 from every_task import KINDS, LETTERS, PAIRS, a_source, an_answer, made
+from oracles import entries
 
 from regard.config.run import MODELS, Config, DecodeConfig
-from regard.data.batching import Row, collate
+from regard.config.text import TextConfig, Tokenization
+from regard.data.batching import Row, collate, pad_sources
 from regard.data.examples import Dropped, Example, Ledger, Question
-from regard.data.vocabulary import EOS, Vocabularies
+from regard.data.vocabulary import BOS, EOS, UNK, Vocabularies
 from regard.errors import ConfigError, InputError
 from regard.explain.recorder import watch
 from regard.nn.attention import Attention
@@ -195,6 +197,75 @@ def test_a_task_reads_one_text_and_chooses(silent):
     assert silent.length_bounds([4], Answer("", 0.0), DecodeConfig()) is None
     assert silent.accept(Example("a", " ", "x:1"), silent.config) == Dropped("empty", "x:1")
     assert silent.accept(Example("a", "\ud800", "x:2"), silent.config) == Dropped("not valid Unicode", "x:2")
+
+
+def test_a_vocabulary_knows_what_its_side_holds(silent):
+    """One for both sides knows both; of two, only that of the source knows the raw text."""
+    examples, raw = [Example("ab", "cd", "x:1")], ["ef"]
+    letters = TextConfig(source=Tokenization(kind="char"))
+    for text, known in (
+        (letters, ("abcdef", "abcdef")),
+        (letters.model_copy(update={"target": Tokenization(kind="char")}), ("abef", "cd")),
+    ):
+        both = silent.learn_vocabularies(silent.config.model_copy(update={"text": text}), examples, raw)
+        assert both.shared == (text.target is None)
+        for vocabulary, wanted in zip(both, known, strict=True):
+            assert "".join(letter for letter in "abcdefg" if vocabulary.find(letter) is not None) == wanted
+
+
+def test_an_unknown_word_stands_under_a_map_as_it_was_written(silent):
+    (source,) = silent.encode(["a?b"])
+    assert source.ids[1] == UNK
+    assert [piece.text for piece in silent.axes(source, Answer("", 0.0))["key"]] == ["a", "?", "b", "<eos>"]
+
+
+def test_an_example_needs_both_sides(silent):
+    assert silent.accept(Example(" ", "a", "x:1"), silent.config) == Dropped("empty", "x:1")
+    assert silent.accept(Example("a", "", "x:1"), silent.config) == Dropped("empty", "x:1")
+    assert silent.accept(Example("a", "b", "x:1"), silent.config) == Example("a", "b", "x:1")
+
+
+@pytest.mark.parametrize("kind", ["rnn", "transformer", "pointer-generator", "language model"])
+def test_the_score_of_an_output_is_what_each_step_gives_its_token(kind):
+    """Of outputs of several lengths together, the empty one among them, to sources of several lengths."""
+    task, model = made(kind)
+    sources, outputs = task.encode(["abc", "d", "ab"]), [[5, 7], [], [4, 4, 6, 5]]
+    with torch.inference_mode():
+        found = task.score(model, sources, outputs)
+        for source, output, logprobs in zip(sources, outputs, found, strict=True):
+            state = model.start(*pad_sources([source.ids]))
+            last, wanted = [BOS] if state.first is None else state.first, []
+            for token in (*output, EOS):
+                every, state = model.step(torch.tensor([int(last[0])]), state)
+                wanted.append(float(every[0, token]))
+                last = [token]
+            assert logprobs == pytest.approx(wanted, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("reader")])
+def test_the_states_of_a_text_do_not_depend_on_the_ones_beside_it(kind):
+    task, model = made(kind)
+    sources = [one.ids for one in task.encode(["abc", "d", "abcdefg"])]
+    with torch.inference_mode():
+        states, lengths = task.states(model, *pad_sources(sources))
+        assert lengths.tolist() == [len(ids) for ids in sources]
+        for row, ids in enumerate(sources):
+            alone, _ = task.states(model, *pad_sources([ids]))
+            torch.testing.assert_close(states[row, : len(ids)], alone[0], rtol=0, atol=1e-5)
+
+
+def test_an_output_has_at_most_twice_the_tokens_of_a_text_and_a_continuation_what_is_left():
+    assert made("transformer")[0].output_limit(7, DecodeConfig()) == 2 * 30
+    assert made("language model")[0].output_limit(7, DecodeConfig()) == 30 - 7
+
+
+def test_what_is_suspiciously_short_or_long_follows_the_vocabularies():
+    one, _ = made("transformer")
+    two = type(one)(one.config, Vocabularies(LETTERS, entries(9)))
+    settings, nothing = DecodeConfig(max_ratio=2.0, max_extra=5), Answer("", 0.0)
+    assert one.length_bounds([4] * 9, nothing, settings) == (1 / 3, 2 * 10 + 5)
+    assert two.length_bounds([4] * 9, nothing, settings) == (1 / 20, 2 * 10 + 5)
+    assert one.length_bounds([4] * 30, nothing, settings).most == 2 * 30  # it cannot be longer
 
 
 def test_examples_that_are_scored_keep_their_numbers(silent):

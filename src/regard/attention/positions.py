@@ -71,6 +71,9 @@ def rotary_table(
 
 
 def alibi(heads: int, distance: Tensor) -> Tensor:
-    """ALiBi, Press 2022: each head's own slope times how far away a key stands: (query, key) -> (heads, query, key)."""
-    slopes = 2.0 ** (-8.0 / heads * torch.arange(1, heads + 1, device=distance.device))
+    """ALiBi, Press 2022: each head's own slope times how far away a key stands: (query, key) -> (heads, query, key).
+    Heads beyond a power of two take every other slope of twice as many, as in the authors' code."""
+    power = 1 << (heads.bit_length() - 1)
+    places = torch.cat([torch.arange(1, power + 1), torch.arange(heads - power) + 0.5])
+    slopes = 2.0 ** (-8.0 / power * places.to(distance.device))
     return -slopes[:, None, None] * distance.abs()

@@ -1,19 +1,22 @@
 """Training a run, scored on its validation data as it goes."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from regard.data.examples import Example
+from regard.errors import DataError
 from regard.evaluation.evaluate import evaluate
 from regard.evaluation.metrics import better
 from regard.inference.predictor import Predictor
 from regard.nn.loss import Trainable
-from regard.training.checkpoint import fill_weights, load_state, load_tensors, save_weights, write_file
+from regard.training.checkpoint import fill_weights, load_tensors, save_weights, write_file
 from regard.training.device import choose, keep_memory, precision
-from regard.training.prepare import Prepared, build_model, initialize, step_of
-from regard.training.trainer import Event, Progress, Score, append_event, train
+from regard.training.lock import lock_run
+from regard.training.prepare import Prepared, build_model, find_doubts, find_seen, initialize, step_of
+from regard.training.trainer import Event, Progress, Score, append_event, load_progress, train
 
 
 def fit(
@@ -24,35 +27,72 @@ def fit(
     device: str = "auto",
     stop: Callable[[], bool] = lambda: False,
 ) -> Progress:
-    """Train a run, from its start or from its last saved state."""
+    """Train a run, from its start or from its last saved state. Meanwhile it is ours: another training is refused, and
+    this one stops without writing should it lose its lock."""
     keep_memory()
-    run, config, task = Path(run), prepared.config, prepared.task
-    place, settings = choose(device), config.train
-    saved = load_state(run)
-    device_before, _, products = (saved[1].get("precision", "") if saved else "").partition(" ")
+    with lock_run(Path(run)) as check_owner:
+        return fit_owned(prepared, Path(run), report, choose(device), stop, check_owner)
+
+
+def fit_owned(
+    prepared: Prepared,
+    run: Path,
+    report: Callable[[Event], None],
+    place: torch.device,
+    stop: Callable[[], bool],
+    check_owner: Callable[[], None],
+) -> Progress:
+    """As `fit`; `check_owner` raises when the run is no longer ours, and is called before anything is written."""
+    config, task, settings = prepared.config, prepared.task, prepared.config.train
+    saved = load_progress(run)
+    device_before, _, products = (saved.precision if saved else "").partition(" ")
     model = take_model(prepared, fresh=saved is None).to(place)
-    forget_after(run / "metrics.jsonl", saved[1]["step"] if saved else 0)
-    examples = spread(prepared.splits.valid, settings.validate_examples, config.evaluate.multi_reference)
+    forget_after(run / "metrics.jsonl", saved.step if saved else 0)
+    known = find_seen(run, prepared.splits.valid) if config.evaluate.unseen else [False] * len(prepared.splits.valid)
+    valid = [example for example, seen in zip(prepared.splits.valid, known, strict=True) if not seen]
+    if not valid:
+        raise DataError("every validation example is in the training data: evaluate.unseen leaves none.")
+    examples = spread(valid, settings.validate_examples, config.evaluate.multi_reference)
 
     def validate(current: Trainable) -> Score:
-        found = evaluate(Predictor(task, current), examples, config.evaluate)
+        found = evaluate(Predictor(task, current), examples, config.evaluate, warn=say_once)
         for source, output, wanted in list(zip(found.sources, found.outputs, found.references, strict=True))[:3]:
             report(Event("sample", 0, {"source": str(source), "output": output, "wanted": wanted[0]}))
+        check_owner()
         return found.metrics
 
     def note(event: Event) -> None:
-        if event.kind != "saved":
-            append_event(run / "metrics.jsonl", event)
         report(event)
+        check_owner()
+        if event.kind not in ("saving", "saved"):
+            append_event(run / "metrics.jsonl", event)
 
+    @functools.cache
+    def say_once(text: str) -> None:
+        note(Event("warning", saved.step if saved else 0, {"text": text}))
+
+    for doubt in list_doubts(prepared, saved, place):
+        say_once(doubt)
     kind = precision(place, products if device_before == place.type else settings.precision)
     wins = better(task, config.evaluate.metrics[0])
     progress = train(
         model, prepared.batches, settings, run, validate=validate, better=wins, report=note, precision=kind, stop=stop
     )
     if not stop():
+        check_owner()
         calibrate(run, prepared, model, progress.best_step)
     return progress
+
+
+def list_doubts(prepared: Prepared, saved: Progress | None, place: torch.device) -> list[str]:
+    """What to mention before training begins: of the data; or, where it goes on, that the last digits may differ."""
+    if saved is None:
+        return find_doubts(prepared)
+    threads = torch.get_num_threads()
+    if place.type != "cpu" or saved.threads == threads:
+        return []
+    before = f"it goes on with {threads} threads, where it had {saved.threads}"
+    return [f"{before}: the last digits may differ. OMP_NUM_THREADS={saved.threads} keeps them."]
 
 
 def take_model(prepared: Prepared, *, fresh: bool) -> Trainable:
@@ -83,12 +123,12 @@ def calibrate(run: Path, prepared: Prepared, model: Trainable, step: int) -> Non
     path, device = run / "model.safetensors", next(model.parameters()).device
     if not path.exists() or not prepared.splits.valid:
         return
-    tensors = load_tensors(path)
+    tensors = load_tensors(path, run)
     fill_weights(model, tensors, path)
     model.eval()
     task, valid = prepared.task, prepared.splits.valid
     if fitted := task.calibrate(model, lambda: [batch.to(device) for batch, _ in task.scoring_batches(valid)]):
-        save_weights(path, tensors | fitted, step)
+        save_weights(path, tensors | fitted, step, run)
 
 
 def forget_after(path: Path, step: int) -> None:

@@ -15,7 +15,7 @@ References = Sequence[Sequence[str]]
 """Of every output, one or more right answers."""
 OF_PROBABILITIES = ("perplexity", "nats", "bpb")
 """Metrics that are made of a model's probabilities of the right answers, not of its own answers."""
-SMALLER_IS_BETTER = (*OF_PROBABILITIES, "ter", "wer", "per", "ece")
+SMALLER_IS_BETTER = (*OF_PROBABILITIES, "ter", "error", "wer", "cer", "per", "ece")
 
 
 def better(task: Task, metric: str) -> Callable[[float, float], bool]:
@@ -46,19 +46,20 @@ def score(metric: str, outputs: Sequence[str], references: References, separator
             return 100 * token_accuracy(outputs, references)
         case "exact" | "accuracy":
             return 100 * mean([output in wanted for output, wanted in zip(outputs, references, strict=True)])
-        case "wer":
+        case "error":
             return 100 - score("exact", outputs, references)
-        case "per":
-            return 100 * error_rate(outputs, references)
+        case "wer" | "per":
+            return 100 * error_rate(outputs, references, str.split)
+        case "cer":
+            return 100 * error_rate(outputs, references, list)
         case "f1":
             return 100 * macro_f1(outputs, references, separator or "")
         case "rouge1" | "rouge2" | "rougel":
             return 100 * rouge(metric, outputs, references)
-        case "span_exact":
-            right = [[normalize_answer(one) for one in wanted] for wanted in references]
-            return score("exact", [normalize_answer(output) for output in outputs], right)
-        case "span_f1":
-            return 100 * best_mean(word_f1, outputs, references)
+        case "span_exact" | "span_f1":  # as in SQuAD's script: nothing is right only where no reference says something
+            given = [normalize_answer(output) for output in outputs]
+            right = [list(filter(None, map(normalize_answer, wanted))) or [""] for wanted in references]
+            return score("exact", given, right) if metric == "span_exact" else 100 * best_mean(word_f1, given, right)
     raise ValueError(f"{metric} is not made of outputs alone")
 
 
@@ -98,13 +99,13 @@ def token_accuracy(outputs: Sequence[str], references: References) -> float:
     return right / places if places else math.nan
 
 
-def error_rate(outputs: Sequence[str], references: References) -> float:
-    """Edits per reference token, by the reference that needs the fewest: the phoneme error rate when tokens are
-    phonemes, the word error rate of speech recognition when they are words."""
+def error_rate(outputs: Sequence[str], references: References, cut: Callable[[str], list[str]]) -> float:
+    """Edits per unit of the reference, by the reference that needs the fewest: the word, phoneme or character error
+    rate, by the units that a text is cut into."""
     edits = length = 0
     for output, wanted in zip(outputs, references, strict=True):
-        found = output.split()
-        fewest, size = min((edit_distance(found, tokens), len(tokens)) for tokens in map(str.split, wanted))
+        found = cut(output)
+        fewest, size = min((edit_distance(found, units), len(units)) for units in map(cut, wanted))
         edits += fewest
         length += size
     return edits / length if length else math.nan

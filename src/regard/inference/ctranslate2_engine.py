@@ -125,23 +125,24 @@ class CTranslate2Engine:
         return rows
 
     def search(self, rows: Sequence[Row], request: Request, found: dict[int, list[Candidate]]) -> Steps:
-        """The candidates of every row. First all are searched up to the largest limit, for that is one batch, and with
+        """The candidates of every row. A batch is searched up to the largest limit of its rows, and at first with
         nothing forbidden, for then the numbers are the model's own. A row that has gone beyond its limit, or has
         written <pad> or <bos>, is searched once more. Prompts or prefixes of other lengths are other batches: the end
-        of a longer one would be decoded, and spoil the beam."""
+        of a longer one would be decoded, and spoil the beam, and each leaves another part of the context free."""
         lengths = [len(row.source if self.decoder_only else row.begin) for row in rows]
 
-        def batch(key: Callable[[int], tuple[int, int]], numbers: Iterable[int], strict: bool) -> Steps:
-            for same, group in itertools.groupby(sorted(numbers, key=key), key):
+        def batch(key: Callable[[int], tuple[int, ...]], numbers: Iterable[int], strict: bool) -> Steps:
+            for _, group in itertools.groupby(sorted(numbers, key=key), key):
                 members = list(group)
-                answers = yield from self.ask([rows[i] for i in members], same[1], request, strict)
+                most = max(rows[i].most for i in members)
+                answers = yield from self.ask([rows[i] for i in members], most, request, strict)
                 found.update(zip(members, answers, strict=True))
 
         def odd(row: Row, one: Candidate) -> bool:
             return len(one.tokens) > row.most or PAD in one.tokens or BOS in one.tokens
 
-        everybody, most = range(len(rows)), max(row.most for row in rows)
-        yield from batch(lambda i: (lengths[i], most), everybody, False)
+        everybody = range(len(rows))
+        yield from batch(lambda i: (lengths[i],), everybody, False)
         if max(request.settings.beam_size, request.best) == 1:
             found.update((i, [cut(found[i][0], row.most)]) for i, row in enumerate(rows))
         again = [i for i in everybody if any(odd(rows[i], one) for one in found[i])]

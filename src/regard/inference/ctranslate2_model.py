@@ -1,4 +1,4 @@
-"""Our weights in CTranslate2's form: written once, and kept beside the run by the hash of its weights."""
+"""Our weights in CTranslate2's form: written once, and kept beside the run by the hash of what it was made of."""
 
 import atexit
 import contextlib
@@ -49,12 +49,15 @@ def write_model(task: Task, model: Any, run: Path, folder: Path, quantization: s
 
 
 def convert_run(task: Task, model: Any, run: Path, quantization: str) -> Path:
-    """The folder of a run in CTranslate2's form: as it was written before, if its weights are still those; else written
-    now, and what is older than a day removed. A run that cannot be written to has its model in a temporary place."""
+    """The folder of a run in CTranslate2's form: as it was written before, if weights, settings and vocabularies are
+    still those; else written now, and what is older than a day removed. A run that cannot be written to has its model
+    in a temporary place."""
     with (run / "model.safetensors").open("rb") as file:
-        digest = hashlib.file_digest(file, "blake2b").hexdigest()[:16]
+        digest = hashlib.file_digest(file, "sha256")
+    settings = task.config.model_dump_json(include={"model", "text"})
+    digest.update("".join([settings, task.source.dump(), task.target.dump()]).encode())
     home = run / "ctranslate2"
-    folder = home / f"{digest}-{quantization}"
+    folder = home / f"{digest.hexdigest()}-{quantization}"
     if folder.exists():
         with contextlib.suppress(OSError):
             os.utime(folder)  # it is in use
@@ -84,8 +87,6 @@ def check_expressible(task: Task) -> Architecture:
         config: Any = task.config.model
         if config.positions == "alibi" and architecture.encoder:
             raise ConfigError("its positions are ALiBi, which encoders there do not have")
-        if config.positions == "alibi" and config.heads & (config.heads - 1):
-            raise ConfigError(f"it has ALiBi and {config.heads} heads: slopes there are ours for powers of two only")
     except ConfigError as error:
         raise ConfigError(f"this model cannot run on CTranslate2: {error}.") from error
     return architecture
@@ -201,6 +202,9 @@ def name_entries(vocabulary: Vocabulary) -> list[str]:
     known: set[str] = set()
     for index in range(vocabulary.size):
         name = vocabulary.token(index)
-        found.append(f"<{index}>" if name in known else name)
-        known.add(found[-1])
+        name = f"<{index}>" if name in known else name
+        while name in known:
+            name = f"<{name}>"
+        found.append(name)
+        known.add(name)
     return found

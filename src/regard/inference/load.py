@@ -37,12 +37,12 @@ def load(
         if engine == "torch":
             raise RunError(f"{folder} is a CTranslate2 model: our engine needs the run that it was exported from.")
         absent = Absent()
-        return Predictor(task, absent, CTranslate2Engine(task, absent, lambda: folder, *machine))
+        return Predictor(task, absent, CTranslate2Engine(task, absent, lambda: folder, *machine), folder)
     model = load_model(task, folder).to(place)
     if not fits_ctranslate2(task, engine):
-        return Predictor(task, model)
+        return Predictor(task, model, run=folder)
     convert = functools.partial(convert_run, task, model, folder, task.config.decode.quantization)
-    return Predictor(task, model, CTranslate2Engine(task, model, convert, *machine))
+    return Predictor(task, model, CTranslate2Engine(task, model, convert, *machine), folder)
 
 
 def load_model(task: Task, run: Path) -> torch.nn.Module:
@@ -52,7 +52,7 @@ def load_model(task: Task, run: Path) -> torch.nn.Module:
         raise RunError(f"{run} has no model yet: training has not reached its first validation.")
     with torch.random.fork_rng(devices=[]):  # who opens a run keeps their own random numbers
         model = task.build()
-    fill_weights(model, load_tensors(path), path)
+    fill_weights(model, load_tensors(path, run), path)
     return model.eval()
 
 

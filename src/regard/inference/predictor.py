@@ -3,6 +3,7 @@
 import queue
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, overload
 
 import torch
@@ -24,10 +25,10 @@ CELLS = 2**26
 
 
 class Predictor:
-    """A task, its model, and the engine that decodes."""
+    """A task, its model, the engine that decodes, and the run it was opened from, if any."""
 
-    def __init__(self, task: Task, model: nn.Module, engine: Engine | None = None) -> None:
-        self.task, self.config, self.model = task, task.config, model.eval()
+    def __init__(self, task: Task, model: nn.Module, engine: Engine | None = None, run: Path | None = None) -> None:
+        self.task, self.config, self.model, self.run = task, task.config, model.eval(), run
         self.source, self.target = task.vocabularies
         self.engine: Engine = engine or TorchEngine(task, model)
         self.longer = task.config.text.longer
@@ -72,7 +73,7 @@ class Predictor:
             forced = [self.task.prefix_ids(*pair) for pair in zip(encoded, prefixes, strict=True)]
         if max(map(len, forced), default=0) > self.config.text.max_length:
             raise InputError(f"a prefix has more than {self.config.text.max_length:,} tokens (text.max_length).")
-        request = Request(settings or self.config.decode, best, forced, on_token, logprobs)
+        request = Request(self.choose_settings(settings), best, forced, on_token, logprobs)
         answers: list[list[Answer]] = [[] for _ in encoded]
         for place, found in filter(None, self.answer(encoded, request, budget)):
             answers[place] = found
@@ -94,9 +95,18 @@ class Predictor:
             for one in self.task.answer(self.model, [sources[i] for i in group], request.best, generate):
                 yield one and (group[one[0]], one[1])
 
+    def choose_settings(self, settings: DecodeConfig | None) -> DecodeConfig:
+        """Those that were given, or else the run's own."""
+        if settings is not None and not isinstance(settings, DecodeConfig):
+            raise InputError(
+                f"settings is {type(settings).__name__}, expected DecodeConfig: "
+                "change the run's own with predictor.config.decode.model_copy(update={'beam_size': 1})."
+            )
+        return settings or self.config.decode
+
     def stream(self, source: Source, settings: DecodeConfig | None = None) -> Iterator[str]:
         """The answer to one source, written without beams, piece by piece as it comes, never half a character."""
-        settings = settings or self.config.decode
+        settings = self.choose_settings(settings)
         news: queue.Queue[int | None] = queue.Queue()
         (encoded,) = self.encode([source])
         before = self.task.continuation(encoded)
@@ -154,7 +164,7 @@ class Predictor:
             if encoded.length > most and self.longer != "cut":
                 found[place] = InputError(
                     f"{what} {place + first} has {encoded.length:,} tokens, this model takes at most {most:,}. Split "
-                    "it, or let it be cut with --set text.longer=cut."
+                    "it; whoever runs the model can let it be cut (text.longer=cut)."
                 )
             self.cut += encoded.length > most and self.longer == "cut"
         return found

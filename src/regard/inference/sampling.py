@@ -55,28 +55,28 @@ def greedy(logprobs: Tensor, step: int) -> Tensor:
 
 
 def sampler(config: DecodeConfig, number: int) -> Choose:
-    """Draws tokens. Every sentence uses the same random numbers, those of the seed and the sample's number: a sample
-    is the same alone and in a batch."""
+    """Draws tokens, one step after the other, by the Gumbel-max trick: the largest of log-probabilities with Gumbel
+    noise is a draw from them. The noise is that of the seed, the sample's number and the step, the same for every
+    sentence, and the last bits of a log-probability hardly ever decide: a sample is the same alone and in a batch."""
     generator = torch.Generator().manual_seed(config.seed * 1_000_003 + number)
-    numbers: list[float] = []
 
     def choose(logprobs: Tensor, step: int) -> Tensor:
-        while len(numbers) <= step:
-            numbers.append(float(torch.rand((), generator=generator, dtype=torch.float64)))
-        scaled = (logprobs.double() / config.temperature).softmax(-1)
-        if scaled.isnan().any():
-            raise RunError(BROKEN)
-        sorted_, order = scaled.sort(dim=-1, descending=True, stable=True)
-        if config.top_k is not None:
-            sorted_[:, config.top_k :] = 0
-        below = sorted_.cumsum(-1) - sorted_
-        if config.top_p is not None:
-            sorted_[below >= config.top_p] = 0
-        edges = sorted_.cumsum(-1)
-        place: Tensor = (edges <= numbers[step] * edges[:, -1:]).sum(-1, keepdim=True)
-        return order.gather(-1, place.clamp(max=order.shape[-1] - 1)).squeeze(-1)
+        uniform = torch.rand(logprobs.shape[-1], generator=generator, dtype=torch.float64).to(logprobs.device)
+        return greedy(truncate(logprobs.double() / config.temperature, config) - (-uniform.log()).log(), step)
 
     return choose
+
+
+def truncate(scores: Tensor, config: DecodeConfig) -> Tensor:
+    """Scores (rows, vocab) with -inf for what is not among the `top_k` best, nor, of those, among the likeliest that
+    together have the share `top_p` of their probability."""
+    if config.top_k is None and config.top_p is None:
+        return scores
+    best, places = (part[:, : config.top_k] for part in scores.sort(dim=-1, descending=True, stable=True))
+    if config.top_p is not None:
+        shares = best.softmax(-1)
+        best = best.masked_fill(shares.cumsum(-1) - shares >= config.top_p, -torch.inf)
+    return torch.full_like(scores, -torch.inf).scatter_(-1, places, best)
 
 
 @torch.inference_mode()

@@ -14,19 +14,20 @@ def make_norm(size: int, kind: str = "layer", epsilon: float = 1e-5) -> nn.Layer
 
 
 class Dropout(nn.Module):
-    """Dropout whose probability is a multiple of 1/256: one 64-bit random number decides eight elements, which is
-    several times as fast on a CPU (docs/log.md). What is kept is scaled by the share that is kept."""
+    """Dropout. On a CPU one 64-bit random number decides eight elements, which is several times as fast (docs/log.md);
+    then the probability is a multiple of 1/256, so only where one is near. What is kept is scaled by the share kept."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
-        self.threshold = min(255, max(1, round(probability * 256))) if probability else 0
+        self.probability, self.threshold = probability, round(probability * 256)
+        self.near = abs(self.threshold / 256 - probability) < 0.02 * min(probability, 1 - probability)
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape -> the same shape."""
-        if not self.training or not self.threshold:
+        if not self.training or not self.probability:
             return x
-        if x.device.type != "cpu":
-            return F.dropout(x, self.threshold / 256)
+        if not x.is_cpu or not self.near:
+            return F.dropout(x, self.probability)
         draws = torch.empty((x.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
         keep = (draws.view(torch.uint8)[: x.numel()] >= self.threshold).view(x.shape)
         return x * (keep.to(x.dtype) * (256 / (256 - self.threshold)))

@@ -118,7 +118,7 @@ class ClassificationTask(LabelTask):
     kinds: ClassVar[tuple[type[ModelConfig], ...]] = (ClassifierConfig,)
     settings: ClassifierConfig
     verb = "classify"
-    metrics: ClassVar[tuple[str | Metric, ...]] = ("accuracy", "exact", "f1", "ece", "perplexity", "wer")
+    metrics: ClassVar[tuple[str | Metric, ...]] = ("accuracy", "exact", "error", "f1", "ece", "perplexity")
     form = FORMS["classification"]
 
     @classmethod

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.config.model import LanguageModelConfig, ModelConfig
 from regard.config.run import Config, DecodeConfig
-from regard.data.batching import Batch, Row, pad, read_windows
+from regard.data.batching import Batch, Row, pad, plan_windows, read_windows
 from regard.data.encoding import Encoded
 from regard.data.examples import Dropped, Example, Ledger, Source
 from regard.data.vocabulary import BOS, EOS, PAD, SPECIAL
@@ -20,7 +20,7 @@ from regard.nn.transformer import Decoder
 from regard.tasks.axes import Piece, Tokens, read_pieces, written_pieces
 from regard.tasks.generation import GenerationTask, Writer
 from regard.tasks.page import FORMS
-from regard.tasks.task import Answer, Architecture, Bounds, Embedded, Metric, reject_surrogates
+from regard.tasks.task import Answer, Architecture, Bounds, Embedded, Metric, Scored, reject_surrogates
 
 
 class LanguageModel(Writer):
@@ -95,10 +95,10 @@ class LanguageModelTask(GenerationTask):
     def batches(self, rows: Sequence[Row], start: int) -> Iterator[list[Batch]]:
         return read_windows(self.join(rows), self.config.text.max_length, self.config.train, start)
 
-    def scoring_batches(self, examples: Sequence[Example]) -> Iterator[tuple[Batch, list[int]]]:
+    def scoring_batches(self, examples: Sequence[Example], ledger: Ledger | None = None) -> Iterator[Scored]:
         """Texts in windows of the context that do not overlap; they are scored as one stream, which is the first
         example's."""
-        stream = self.join(self.encode_examples(examples, Ledger()))
+        stream = self.join(self.encode_examples(examples, ledger or Ledger()))
         if not self.settings.add_bos:
             stream = stream[:-1]  # the text ends where the split does, not where the author ended it
         width = self.config.text.max_length
@@ -110,10 +110,10 @@ class LanguageModelTask(GenerationTask):
             wanted = wanted.masked_fill(wanted == BOS, PAD)  # nobody writes it: foreseeing it is no merit
             yield Batch(fed[:, :0], torch.zeros(len(part), dtype=torch.long), fed, wanted), [0] * len(part)
 
-    def describe_rows(self, rows: Sequence[Row]) -> str:
-        tokens = sum(len(row.target) + 1 for row in rows)
-        batches = max(1, tokens // self.config.train.batch_tokens)
-        return f"{len(rows):,} documents of {tokens:,} tokens; {batches:,} batches an epoch"
+    def describe_rows(self, rows: Sequence[Row]) -> tuple[int, str]:
+        tokens = sum(len(row.target) + 1 + self.settings.add_bos for row in rows)
+        _, batches = plan_windows(tokens, self.config.text.max_length, self.config.train.batch_tokens)
+        return batches, f"{len(rows):,} documents of {tokens:,} tokens; {batches:,} batches an epoch"
 
     # --- the model
 

@@ -53,6 +53,8 @@ Answered = tuple[int, list[Answer]] | None
 """The place of a source and its answers; None: nothing yet, and a moment to do something else."""
 Generate = Callable[[Sequence[Encoded]], Iterator[tuple[int, list[Hypothesis]] | None]]
 """Decodes sources by whichever engine a predictor has: the place of each and its hypotheses, as they are finished."""
+Scored = tuple[Batch, list[int]]
+"""A batch, and the numbers of its rows' examples."""
 Say = Callable[[str], None]
 
 
@@ -180,26 +182,24 @@ class Task:
         """Endless updates from number `start` on, each a list of batches."""
         return iterate_updates(rows, self.config.train, start)
 
-    def scoring_batches(self, examples: Sequence[Example]) -> Iterator[tuple[Batch, list[int]]]:
-        """Examples as batches whose surprise is measured, each with the numbers of its examples; what is too long is
-        cut."""
-        rows = self.encode_examples(examples, Ledger(), "cut")
-        if len(rows) < len(examples):  # some cannot be given as a target at all: find out which ones can
-            kept = [number for number, one in enumerate(examples) if self.encode_examples([one], Ledger(), "cut")]
-        else:
-            kept = list(range(len(examples)))
+    def scoring_batches(self, examples: Sequence[Example], ledger: Ledger | None = None) -> Iterator[Scored]:
+        """Examples as batches whose surprise is measured, each with the numbers of its examples. What is too long is
+        cut; what cannot be given as a target at all goes into the ledger."""
+        rows = self.encode_examples(examples, ledger or Ledger(), "cut")
+        every = len(rows) == len(examples)  # else find out which ones can
+        kept = [number for number, one in enumerate(examples) if every or self.encode_examples([one], Ledger(), "cut")]
         for indices in plan_epoch(rows, self.config.train.batch_tokens, 0, 0):
             yield collate([rows[i] for i in indices]), [kept[i] for i in indices]
 
-    def describe_rows(self, rows: Sequence[Row]) -> str:
-        """What a user wants to know before training: lengths, batches, padding."""
+    def describe_rows(self, rows: Sequence[Row]) -> tuple[int, str]:
+        """The batches of an epoch, and what else a user wants to know before training: lengths, padding."""
         batches = plan_epoch(rows, self.config.train.batch_tokens, self.config.train.seed, 0)
         sides = [sorted(len(row.source) for row in rows), sorted(len(row.target) for row in rows)]
 
         def both(numbers: Iterable[int]) -> str:
             return " / ".join(f"{number:,}" for number in numbers)
 
-        return (
+        return len(batches), (
             f"tokens {both(map(sum, sides))} (source / target); median length "
             f"{both(side[len(side) // 2] for side in sides)}, longest {both(side[-1] for side in sides)}; "
             f"{len(batches):,} batches an epoch, {padding_share(rows, batches):.1%} padding"

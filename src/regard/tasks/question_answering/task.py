@@ -29,7 +29,7 @@ class QuestionAnsweringTask(LabelTask):
     settings: ReaderConfig
     verb = "answer"
     metrics: ClassVar[tuple[str | Metric, ...]] = (
-        "exact", "accuracy", "span_exact", "span_f1", "f1", "ece", "perplexity", "wer",
+        "exact", "error", "accuracy", "span_exact", "span_f1", "f1", "ece", "perplexity",
     )  # fmt: skip
     extra_tokens = 1
     """A context has an end of its own."""
