@@ -26,7 +26,7 @@ FAMILIES = {
         kind="transformer", size=12, feedforward=7, heads=3, encoder_layers=1, decoder_layers=1, positions="alibi"
     ),
     "grouped": TransformerConfig(
-        kind="transformer", size=12, feedforward=7, heads=2, kv_heads=1, encoder_layers=1, decoder_layers=1, gated=True
+        kind="transformer", size=12, feedforward=7, heads=6, kv_heads=2, encoder_layers=1, decoder_layers=1, gated=True
     ),
 }
 SOURCES = [[4, 5, EOS], [6, EOS], [5, 5, 4, 6, 4, EOS], [4, EOS]]

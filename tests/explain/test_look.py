@@ -1,6 +1,7 @@
 """Why an answer came out so: tokens, numbers, files."""
 
 import base64
+import functools
 import itertools
 import json
 import re
@@ -15,21 +16,24 @@ from conftest import tiny, train_tiny
 from every_task import KINDS, a_source, made
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import hardmax
+from oracles import hardmax, shaken
 from rich.cells import cell_len
 from torch.testing import assert_close
 
 import regard
+from regard.attention.scores import biased, scaled_dot
 from regard.config.model import TransformerConfig
+from regard.config.run import Config
 from regard.data.encoding import Encoded
 from regard.data.vocabulary import Vocabulary
 from regard.errors import InputError
 from regard.evaluation.fit import fit
-from regard.explain.attention_maps import make_page
+from regard.explain.attention_maps import Map, make_page, name_function
 from regard.explain.look import Look, agree, look
-from regard.explain.plots import FONTS, draw_map, find_fonts, split_letters, wrap_title
+from regard.explain.plots import FONTS, draw_map, find_fonts, save_map, split_letters, wrap_title
 from regard.inference.predictor import Predictor
-from regard.nn.attention import CROSS, Attention
+from regard.nn.attention import CROSS, Additive, Attention
+from regard.tasks import make_task
 from regard.tasks.axes import Piece, written_pieces
 from regard.tasks.task import Answer
 from regard.training.prepare import start_run
@@ -100,6 +104,99 @@ def test_the_calculation_is_done_with_the_attentions_own_normalizer(tmp_path):
         numbers = found.calculate(row, head, name)
         assert torch.equal(numbers.weights, hard.weights[head, row])
         assert torch.equal(numbers.context, numbers.values[numbers.weights.argmax()])
+
+
+GROUPED = {"kind": "language model", "size": 24, "heads": 6, "kv_heads": 2, "feedforward": 7, "layers": 2}
+
+
+def grouped():
+    """A language model whose heads share keys and values by threes."""
+    task = made("language model")[0]
+    task = make_task(Config(data=task.config.data, model=GROUPED, text=task.config.text), task.vocabularies)
+    torch.manual_seed(1)
+    return task, task.build().eval()
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "grouped"])
+def test_calculations_give_what_the_model_went_on_with(kind):
+    """Every head's context, from vectors and weights that were looked at, through the output of the attention: what
+    the model's own pass, which makes no map, got from it."""
+    predictor = Predictor(*(grouped() if kind == "grouped" else made(kind)))
+    shaken(predictor.model)
+    found, outputs = look(predictor, a_source(predictor.task)), {}
+    handles = [
+        module.register_forward_hook(lambda _, __, output, name=name: outputs.setdefault(name, []).append(output[0]))
+        for name, module in predictor.model.named_modules()
+        if isinstance(module, Attention)
+    ]
+    with torch.inference_mode():
+        predictor.task.run(predictor.model, found.batch)
+    for handle in handles:
+        handle.remove()
+    entries = found.tree(packed=True, vectors=list(found.heads))["maps"]
+    for one, entry in zip(found.maps, entries, strict=True):
+        name, _, use = one.name.partition("#")
+        went_on = outputs[name][int(use)] if use else torch.cat(outputs[name])
+        heads, rows, columns = one.weights.shape
+        numbers = [[found.calculate(row, head, one.name) for head in range(heads)] for row in range(rows)]
+        contexts = torch.stack([torch.cat([number.context for number in row]) for row in numbers])
+        output = predictor.model.get_submodule(name).output
+        assert_close(output(contexts), went_on, atol=1e-4, rtol=1e-4)
+        assert_close(torch.stack([torch.stack([n.weights for n in row]) for row in numbers], 1), one.weights)
+        for what, count in (("queries", rows), ("keys", columns), ("values", columns)):
+            packed = torch.frombuffer(bytearray(base64.b64decode(entry["vectors"][what])), dtype=torch.float32)
+            packed = packed.view(heads, count, -1)
+            for row, head in itertools.product(range(rows), range(heads)):
+                own = numbers[row][head]
+                wanted = {"queries": own.query, "keys": own.keys, "values": own.values}[what]
+                assert torch.equal(packed[head, row] if what == "queries" else packed[head], wanted)
+
+
+def test_widths_and_distances_by_hand():
+    """Bits, not nats; and a step back is as far as a step forward."""
+    even, two, one = [0.25] * 4, [0.5, 0, 0.5, 0], [0, 0, 0, 1.0]
+    weights = torch.tensor([[even, two, two, one], [one, one, one, [1.0, 0, 0, 0]]])
+    seen = Map("x", "self", 0, "key", "key", weights)
+    assert seen.entropy() == pytest.approx([(2 + 1 + 1 + 0) / 4, 0])
+    assert seen.distance() == pytest.approx([((0 + 1 + 2 + 3) / 4 + 1 + 1 + 0) / 4, (3 + 2 + 1 + 3) / 4])
+    assert seen._replace(kind="cross").distance() is None
+
+
+def test_sentences_stand_under_their_own_columns():
+    """Another sentence in one place changes the key of that column and of no other: the first layer sees each alone."""
+    predictor = Predictor(*made("reader of sentences"))
+    sentences, other = ["ab c.", "de.", "f gh.", "a a."], "hh ee."
+
+    def keys(sentences):
+        found = look(predictor, regard.Question("bc d", " ".join(sentences)))
+        name = next(iter(found.heads))
+        return found, found.calculate(0, 0, name).keys
+
+    found, before = keys(sentences)
+    pieces = found.tokens["key"]
+    assert [piece.text.strip() for piece in pieces] == ["bc d", *reversed(sentences)]
+    assert [found.text[piece.start : piece.end] for piece in pieces] == [piece.text for piece in pieces]
+    for place, sentence in enumerate(sentences):
+        _, after = keys([*sentences[:place], other, *sentences[place + 1 :]])
+        (column,) = [column for column, piece in enumerate(pieces) if piece.text.strip() == sentence]
+        assert (before - after).abs().amax(-1).nonzero().flatten().tolist() == [column]
+
+
+def test_functions_have_names():
+    def window_softmax(scores, mask, width=1):
+        return scores
+
+    names = {
+        "scaled dot": scaled_dot,
+        "additive": Additive(3),
+        "window softmax": window_softmax,
+        "window softmax width=3": functools.partial(window_softmax, width=3),
+        "window softmax 2 .. width=3": functools.partial(window_softmax, 2, torch.ones(9), width=3),
+        "biased": biased(scaled_dot, torch.zeros(1)),
+        "test functions have names": lambda scores, mask: scores,
+    }
+    assert {name: name_function(function) for name, function in names.items()} == {name: name for name in names}
+    assert name_function(eval("lambda scores: scores")) == "lambda"
 
 
 def test_a_target_can_be_forced(predictor):
@@ -197,7 +294,9 @@ def test_one_map_is_made_alone(predictor, monkeypatch):
 def test_maps_that_would_fill_the_memory_are_refused(predictor, monkeypatch):
     found = look(predictor, "abc")
     monkeypatch.setattr("regard.explain.look.ROOM", 10)
-    with pytest.raises(InputError, match=r"all maps of \d+ tokens would take 0.0 GB, 0 are the most\. Look at one of"):
+    with pytest.raises(
+        InputError, match=r"all maps of \d+ tokens would take 0.0 GB, 0 are the most\. Look at a shorter"
+    ):
         found.tree()
     assert found.map(head=0).weights.numel()
 
@@ -277,6 +376,9 @@ def test_words_that_look_at_each_other():
     there = Fake("two dogs run", "zwei Hunde laufen", [(0, 0), (1, 1), (2, 1)])
     back = Fake("zwei Hunde laufen", "two dogs run", [(0, 0), (1, 1), (2, 2)])
     assert agree(there, back) == [("zwei", "two"), ("Hunde", "dogs")]
+    there = Fake("I have seen it", "ich habe es gesehen", [(0, 0), (1, 1), (2, 3), (3, 2)])  # other orders of words
+    back = Fake("ich habe es gesehen", "I have seen it", [(0, 0), (1, 3), (2, 3), (3, 1)])
+    assert agree(there, back) == [("ich", "I"), ("gesehen", "seen")]
 
 
 def test_word_alignment_by_hand():
@@ -322,6 +424,39 @@ def test_fonts_that_matplotlib_does_not_know_yet_are_found(monkeypatch):
     others = [font for font in font_manager.fontManager.ttflist if font.name not in FONTS]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", others)
     assert set(find_fonts()) & set(FONTS)
+
+
+@pytest.fixture
+def only_latin(monkeypatch):
+    """A system whose one font is the one that matplotlib brings."""
+    font_manager = pytest.importorskip("matplotlib.font_manager")
+    own = [font for font in font_manager.fontManager.ttflist if font.name == "DejaVu Sans"]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", own)
+    monkeypatch.setattr(font_manager, "findSystemFonts", list)
+
+
+@pytest.mark.usefixtures("only_latin")
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_letters_that_no_font_has_are_told_once(tmp_path, kind):
+    path = tmp_path / f"why.{kind}"
+    with pytest.warns(UserWarning, match="boxes") as told:
+        save_map(path, torch.eye(2), ["가", "é"], ["나", "ש"], "다 = 가나")
+    (one,) = told
+    assert str(one.message).startswith(f"{path}: boxes stand for '가나다': no font with them was found. For Korean")
+    assert "apt install fonts-noto-cjk" in str(one.message)
+    assert path.stat().st_size
+    save_map(path, torch.eye(2), ["a", "é"], ["–", "ש"], "no warning")
+
+
+@pytest.mark.usefixtures("only_latin")
+@pytest.mark.filterwarnings("default:.*boxes stand for")
+def test_the_command_line_tells_of_missing_fonts(typed, tiny_run, tmp_path):
+    status, out, err = typed("look", tiny_run, "한글", "--out", tmp_path / "why.png")
+    assert (status, err.count("regard: ")) == (0, 1)
+    assert "why.png: boxes stand for '글한': no font with them was found. For Korean" in err
+    assert "written: " in out
+    _, _, err = typed("embed", tiny_run, "--picture", tmp_path / "lines.svg", text="漢\nab\n")
+    assert "lines.svg: boxes stand for '漢'" in err
 
 
 def test_a_drawing_is_aligned_in_wide_letters():

@@ -1,5 +1,6 @@
 """Looking from outside: exact under every way to decode, only what is wanted, and nothing when nobody looks."""
 
+import cmath
 import itertools
 
 import pytest
@@ -7,15 +8,16 @@ import torch
 import torch.nn.functional as F
 from decoders import FAMILIES, SOURCES, run, settings
 from decoders import model as model
-from oracles import EXACT, hardmax
+from oracles import EXACT, hardmax, shaken
 from random_runs import drawn
+from torch import nn
 from torch.testing import assert_close
 
 import regard
 from regard.data.batching import Row, collate
 from regard.data.vocabulary import PAD
 from regard.explain.recorder import record, watch
-from regard.nn.attention import SOURCE, Attention, multi_head_attention
+from regard.nn.attention import SOURCE, Additive, Attention, JointProjection, multi_head_attention
 from regard.tasks.seq2seq import Transformer
 
 WAYS = {
@@ -30,21 +32,83 @@ def transformer_of(family):
     return Transformer(FAMILIES[family], 7, 7).double().eval()
 
 
+SLOPES = {3: (1 / 16, 1 / 256, 1 / 4)}
+"""Of ALiBi, by the number of heads: those of its authors."""
+
+
+def plain_scores(layer, head, queries, keys):
+    """How the queries (query, size) and keys (key, size) of one head are compared: Bahdanau's and Luong's scores in
+    recurrent models; in others the scaled product and its position bias, where the last query stands at the last
+    key."""
+    if isinstance(layer.score, Additive):
+        return (queries[:, None] + keys).tanh() @ layer.score.vector
+    if not isinstance(layer.projection, JointProjection):
+        return queries @ keys.T
+    far = torch.arange(len(keys)) - torch.arange(len(keys) - len(queries), len(keys))[:, None]
+    slope = SLOPES[layer.heads][head] if layer.positions == "alibi" else 0.0
+    return queries @ keys.T / queries.shape[-1] ** 0.5 - slope * far.abs()
+
+
 def plain_maps(model, source, target):
-    """Every map of one example, made by the equation itself: softmax(score(query, keys)) by hand, without a mask's
-    help where nothing is hidden."""
+    """Every map of one example, made by the equation itself; neighbouring heads of queries may share one of keys."""
     found = {}
 
     def seen(name, layer, queries, kv, mask):
-        scores = layer.score_with_positions(queries, kv)(queries, kv.repeat_heads(layer.heads).keys)
-        if mask is not None:
-            scores = torch.where(mask, scores, -torch.inf)
-        weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
+        share = layer.heads // kv.keys.shape[1]
+        pairs = [(queries[0, head], kv.keys[0, head // share]) for head in range(layer.heads)]
+        raised = torch.stack([plain_scores(layer, head, *pair) for head, pair in enumerate(pairs)]).exp()
+        raised = raised if mask is None else (raised * mask).view(raised.shape)
+        weights = raised / raised.sum(-1, keepdim=True)
         found[name] = torch.cat([found[name], weights], dim=-2) if name in found else weights
 
     with torch.no_grad(), watch(model, seen):
         model.hidden(collate([Row(source, target)]))
-    return {name: weights[0] for name, weights in found.items()}
+    return found
+
+
+class Alone(nn.Module):
+    """A self-attention and nothing else."""
+
+    def __init__(self, **own):
+        super().__init__()
+        self.attention = shaken(multi_head_attention(24, 6, kind="self", axes=SOURCE, **own).double())
+
+    def forward(self, inputs, mask):
+        return self.attention(*self.attention.project_qkv(inputs), mask)
+
+
+def turned(vectors, base):
+    """RoPE, one number at a time: the pair (i, i + half) at a place is turned by place / base^(i / half)."""
+    half, out = vectors.shape[-1] // 2, vectors.clone()
+    for place, i in itertools.product(range(vectors.shape[-2]), range(half)):
+        pair = torch.complex(vectors[..., place, i], vectors[..., place, i + half])
+        pair = pair * cmath.exp(1j * place / base ** (i / half))
+        out[..., place, i], out[..., place, i + half] = pair.real, pair.imag
+    return out
+
+
+@pytest.mark.parametrize("kv_heads", [6, 3, 2, 1])
+@pytest.mark.parametrize("positions", ["none", "rotary"])
+def test_a_recorded_map_follows_from_the_raw_weights(kv_heads, positions):
+    """Projected, parted into heads, shared by groups of them, turned, compared and weighed by hand."""
+    torch.manual_seed(1)
+    model, inputs = Alone(kv_heads=kv_heads, positions=positions), torch.randn(2, 5, 24, dtype=torch.float64)
+    mask = torch.tensor([5, 3])[:, None] > torch.arange(5)
+    with torch.no_grad(), record(model) as maps:
+        output = model(inputs, mask[:, None, None])
+    weight, bias = model.attention.projection.weight.detach(), model.attention.projection.bias.detach()
+    contexts = []
+    for head in range(6):
+        own = head // (6 // kv_heads)
+        rows = [4 * head, 24 + 4 * own, 24 + 4 * kv_heads + 4 * own]  # of this head's queries, keys and values
+        query, key, value = (inputs @ weight[row : row + 4].T + bias[row : row + 4] for row in rows)
+        if positions == "rotary":
+            query, key = turned(query, 10_000.0), turned(key, 10_000.0)
+        raised = (query @ key.mT / 2).exp() * mask[:, None]
+        wanted = raised / raised.sum(-1, keepdim=True)
+        assert_close(maps["attention"][:, head], wanted, **EXACT)
+        contexts.append(wanted @ value)
+    assert_close(model.attention.output(torch.cat(contexts, -1)), output, **EXACT)
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)

@@ -121,7 +121,10 @@ def test_nearest():
     assert [[near.number for near in row] for row in found] == [[1, 2], [0, 2], [0, 1], [2, 0]]
     assert found[0][0].cosine == pytest.approx(2.01 / (4.01 * 1.01) ** 0.5)
     assert vectors.nearest(torch.ones(1, 3), 5) == [[]]
-    assert [len(row) for row in vectors.nearest(torch.randn(1500, 3), 4)] == [4] * 1500
+    many = torch.randn(1500, 3)
+    cosines = F.normalize(many, dim=1) @ F.normalize(many, dim=1).T - 9 * torch.eye(1500)  # nobody is near to itself
+    found = vectors.nearest(many, 4)
+    assert [[near.number for near in row] for row in found] == cosines.argsort(dim=1, descending=True)[:, :4].tolist()
     with pytest.raises(InputError, match="At least 1, not -1"):
         vectors.nearest(torch.ones(2, 3), -1)
 
@@ -225,6 +228,7 @@ def test_what_is_printed(command, run):
     lines = command(run, "--near", 1).splitlines()
     assert lines[0::2] == ["abc", "abd", "hello"]
     assert lines[1].endswith("  abd")
+    assert len(command(run, "--near", 2).splitlines()) == 3 * (1 + 2)
     assert len(command(run, "--words", "q").splitlines()) == 10
     assert len(command(run, "--analogy", "a b c").splitlines()) == 10
 

@@ -1,24 +1,26 @@
 """What we export gives our numbers in transformers, and again when it is imported."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from foreign import TEXTS, bert, gpt2, llama, logits_of_language, marian, ours
+from foreign import TEXTS, bert, gpt2, llama, llama_biased, logits_of_language, marian, ours
 from random_runs import drawn
+from safetensors.torch import load_file
 from serving import classifier_run
 from torch.testing import assert_close
 
 from regard.config.toml import validate
 from regard.data.batching import Batch, pad_sources
-from regard.data.vocabulary import BOS, EOS, Vocabularies, Vocabulary
+from regard.data.vocabulary import BOS, EOS, PAD, Vocabularies, Vocabulary
 from regard.errors import ConfigError, RunError
 from regard.formats.huggingface_export import export_huggingface, find_architecture
-from regard.formats.huggingface_import import import_run
+from regard.formats.huggingface_import import DEAD, import_run
 from regard.inference.load import load
 from regard.tasks import make_task
-from regard.training.checkpoint import get_weights
+from regard.training.checkpoint import get_weights, load_tensors, save_weights
 
 LANGUAGES = {
     "GPT2LMHeadModel": {"positions": "learned", "activation": "gelu tanh"},
@@ -52,6 +54,8 @@ def test_a_language_model_goes_there_and_back(tmp_path, name):
     import_run(tmp_path / "out", tmp_path / "back")
     back = load(tmp_path / "back")
     assert back.source.dump() == predictor.source.dump()
+    apart = {"lm_head.weight", "embed_out.weight"} & load_file(tmp_path / "out" / "model.safetensors").keys()
+    assert other.config.tie_word_embeddings == (not apart)
     for text in ("the dog", TEXTS[1], "a"):
         ids = tokenizer(text, return_tensors="pt").input_ids
         assert ids[0].tolist() == predictor.encode([text])[0].ids == back.encode([text])[0].ids
@@ -104,6 +108,42 @@ def test_a_translator_goes_there_and_back(tmp_path, name):
         assert tokens[: len(written)] == written
 
 
+def drawn_to_specials(folder):
+    """The run, with weights that would write <pad> and <bos> if they were let."""
+    path = folder / "model.safetensors"
+    tensors = load_tensors(path)
+    tensors["output.weight" if "output.weight" in tensors else "source_embedding.weight"][[PAD, BOS]] *= 10
+    save_weights(path, tensors, 0)
+    return load(folder, ["decode.beam_size=1", "decode.max_ratio=0", "decode.max_extra=12"], engine="torch")
+
+
+def written_there(model, tokenizer, texts):
+    """What transformers' generate() writes to all texts together, as ids; its settings are the exported ones."""
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    start = 1 if model.config.is_encoder_decoder else batch.input_ids.shape[1]
+    written = model.generate(**batch, num_beams=1, do_sample=False, max_new_tokens=13)[:, start:].tolist()
+    return [(row[: row.index(EOS)] if EOS in row else row)[:12] for row in written]
+
+
+@pytest.mark.parametrize("name", [*LANGUAGES, *TRANSLATORS])
+def test_texts_of_unequal_lengths_are_written_as_here(tmp_path, name):
+    """In one batch, so padding must be on the side that the model wants; <pad> and <bos> are never written."""
+    if name in LANGUAGES:
+        ours(tmp_path / "run", **{"layers": 2, **LANGUAGES[name]})
+    else:
+        ours(tmp_path / "run", "transformer", encoder_layers=2, decoder_layers=2, **TRANSLATORS[name])
+    predictor = drawn_to_specials(tmp_path / "run")
+    export_huggingface(tmp_path / "run", tmp_path / "out")
+    other = getattr(transformers, name.split()[0]).from_pretrained(tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    texts = ["a", "the dog", "the street was", "one two"]
+    wanted = [[token.id for token in answer.tokens[:-1]] for (answer,) in predictor.predict(texts)]
+    assert written_there(other, tokenizer, texts) == wanted
+    assert len({tuple(row) for row in wanted}) > 1
+    other.generation_config.bad_words_ids = None
+    assert any({PAD, BOS} & set(row) for row in written_there(other, tokenizer, texts))  # it would, if it were let
+
+
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
 def test_an_encoder_goes_there_and_back(tmp_path, positions):
     form = {"norm": "post", "embedding_norm": True, "positions": positions, "activation": "gelu", "norm_epsilon": 1e-7}
@@ -123,7 +163,7 @@ def test_an_encoder_goes_there_and_back(tmp_path, positions):
             assert_close(back.model.states(*source)[0], wanted, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("make", [gpt2, llama, marian, bert])
+@pytest.mark.parametrize("make", [gpt2, llama, llama_biased, marian, bert])
 def test_what_came_in_goes_out(tmp_path, make):
     """An imported model, exported, writes what it was; entries that are never written stay so, or are told."""
     made, _ = make(tmp_path / "theirs")
@@ -149,6 +189,43 @@ def test_what_came_in_goes_out(tmp_path, make):
     )  # fmt: skip
 
 
+def test_texts_of_an_exported_encoder_are_padded_as_ours_are(tmp_path):
+    form = {"norm": "post", "embedding_norm": True, "positions": "learned", "activation": "gelu", "layers": 2}
+    predictor = ours(tmp_path / "run", "encoder", **form)
+    export_huggingface(tmp_path / "run", tmp_path / "out")
+    model = transformers.AutoModel.from_pretrained(tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    inputs = tokenizer(["a", "the dog runs", "the"], padding=True, return_tensors="pt")
+    ids, lengths = pad_sources([one.ids for one in predictor.encode(["a", "the dog runs", "the"])])
+    assert inputs.input_ids.tolist() == ids.tolist()
+    with torch.no_grad():
+        found, wanted = model(**inputs).last_hidden_state, predictor.model.states(ids, lengths)[0]
+    for row, length in enumerate(lengths.tolist()):
+        assert_close(found[row, :length], wanted[row, :length], atol=2e-5, rtol=1e-5)
+    assert tokenizer("a").input_ids == [
+        tokenizer.cls_token_id,
+        *ids[0, 1 : lengths[0] - 1].tolist(),
+        tokenizer.sep_token_id,
+    ]
+
+
+@pytest.mark.parametrize("kind", ["language model", "encoder", "transformer"])
+def test_an_exported_tokenizer_keeps_the_longest_text_whole(tmp_path, kind):
+    forms = {
+        "language model": {"layers": 1, "positions": "learned"},
+        "encoder": {"layers": 1, "norm": "post", "embedding_norm": True, "positions": "learned"},
+        "transformer": {"encoder_layers": 1, "decoder_layers": 1},
+    }
+    predictor = ours(tmp_path / "run", kind, text=9, **forms[kind])
+    export_huggingface(tmp_path / "run", tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    most = 9 - len(predictor.task.frame()[0]) if kind == "language model" else 9  # the context counts its <bos>
+    (longest,) = predictor.encode(["a" * most])
+    assert longest.length == 9
+    assert tokenizer("a" * most, truncation=True).input_ids == longest.ids
+    assert len(tokenizer("a" * (most + 1), truncation=True).input_ids) == len(longest.ids)
+
+
 @pytest.mark.parametrize(("make", "lines"), [(llama, 1), (gpt2, 0)])
 def test_entries_that_stay_in_the_softmax_are_told(tmp_path, make, lines):
     make(tmp_path / "theirs")
@@ -157,6 +234,12 @@ def test_entries_that_stay_in_the_softmax_are_told(tmp_path, make, lines):
     export_huggingface(tmp_path / "run", tmp_path / "out", told.append)
     assert len(told) == lines
     assert all(line.startswith("4 entries that this run never writes take part in the softmax there") for line in told)
+    never = (
+        (load_tensors(tmp_path / "run" / "model.safetensors")["output.bias"] <= DEAD / 2).nonzero().flatten().tolist()
+    )
+    settings = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert settings.get("suppress_tokens", []) == (never if lines else [])
+    assert settings["bad_words_ids"] == [[PAD], [BOS]]
 
 
 def test_a_text_never_turns_into_a_special_entry(tmp_path):

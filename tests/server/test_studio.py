@@ -2,6 +2,7 @@
 
 import base64
 import copy
+import functools
 import json
 import re
 import shutil
@@ -12,10 +13,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
+import torch
 from conftest import tiny, train_tiny
+from oracles import hardmax
 from serving import every_task
 
 import regard
+from regard.attention.normalizers import softmax
 from regard.config.model import TransformerConfig
 from regard.config.toml import read
 from regard.evaluation.fit import fit
@@ -164,29 +168,90 @@ def test_typing_looking_calculating_and_sharing(studio, page, browser):
     assert {urlsplit(url)._replace(path="", query="", fragment="").geturl() for url in page.asked} == {studio}
 
 
-def test_the_calculator_agrees_with_every_map(studio, page, predictors):
+SLOPES = [2**-4, 2**-8, 2**-2]  # ALiBi's of three heads: those of two, and the first of four
+
+
+def weigh(predictor, one, entry, head):
+    """A map (query, key) by the formulas of the papers, in float64, and its values (key, size)."""
+    model, (_, rows, columns) = predictor.config.model, entry["shape"]
+    vectors = {
+        name: np.frombuffer(base64.b64decode(entry["vectors"][name]), "<f4") for name in ("queries", "keys", "values")
+    }
+    queries, keys, values = (
+        vectors[name].astype(float).reshape(one.weights.shape[0], count, -1)[head]
+        for name, count in (("queries", rows), ("keys", columns), ("values", columns))
+    )
+    if model.kind == "rnn" and model.attention == "additive":
+        vector = predictor.model.get_submodule(one.name).score.vector.detach().double().numpy()
+        scores = np.tanh(queries[:, None] + keys) @ vector
+    else:
+        scores = queries @ keys.T / (1 if model.kind == "rnn" else keys.shape[-1] ** 0.5)
+    if one.kind == "self" and model.positions == "alibi":
+        scores -= SLOPES[head] * abs(np.arange(rows)[:, None] - np.arange(columns))
+    if one.columns == "input":
+        scores[np.triu_indices(rows, 1, columns)] = -np.inf
+    scores[:, (one.weights == 0).all(0).all(0).numpy()] = -np.inf  # the question, for a question
+    raised = np.exp(scores - scores.max(-1, keepdims=True))
+    return raised / raised.sum(-1, keepdims=True), values
+
+
+def test_the_calculator_and_every_map_follow_the_formulas(studio, page, predictors):
     page.goto(studio)
-    script = """async (body) => {
-        const headers = {"Content-Type": "application/json"}, method = "POST";
-        const ask = (more) => fetch("v1/look", {method, headers, body: JSON.stringify({...body, ...more})})
-            .then((response) => response.json());
-        const names = (await ask({})).maps.map((entry) => entry.name), tree = await ask({vectors: names});
-        let worst = 0, count = 0;
-        for (const entry of tree.maps) for (let head = 0; head < entry.shape[0]; head++) {
-            const packed = Uint8Array.from(atob(entry.packed[head]), (character) => character.charCodeAt(0));
-            for (let row = 0; row < entry.shape[1]; row++)
-                Regard.calculate(entry, head, row).steps.forEach((step, column) => {
-                    worst = Math.max(worst, Math.abs(step.weight - packed[row * entry.shape[2] + column] / 255));
-                    count++;
-                });
-        }
-        return [worst, count];
-    }"""
-    for name in predictors:
-        asked = {"text": "abcd"} if name not in ("word", "span") else {"question": "Where is Mary?", "context": STORY}
-        worst, count = page.evaluate(script, {"model": name, **asked})
-        assert count > 0
-        assert worst <= 0.5 / 255 + 1e-5, name
+    script = """(maps) => maps.map((entry) => Array.from({length: entry.shape[0]}, (_, head) =>
+        Array.from({length: entry.shape[1]}, (_, row) => {
+            const {steps, context, known} = Regard.calculate(entry, head, row);
+            return {weights: steps.map(({weight}) => weight), context, known};
+        })))"""
+    for name, predictor in predictors.items():
+        source = regard.Question("Where is Mary?", STORY) if name in ("word", "span") else "abcd"
+        found = regard.look(predictor, source)
+        entries = found.tree(packed=True, vectors=list(found.heads))["maps"]
+        assert entries
+        for one, entry, heads in zip(found.maps, entries, page.evaluate(script, entries), strict=True):
+            for head, lines in enumerate(heads):
+                weights, values = weigh(predictor, one, entry, head)
+                np.testing.assert_allclose(one.weights[head].numpy(), weights, atol=1e-5)
+                assert all(line["known"] for line in lines)
+                np.testing.assert_allclose([line["weights"] for line in lines], weights, atol=1e-5)
+                np.testing.assert_allclose([line["context"] for line in lines], weights @ values, atol=1e-5)
+
+
+def halved(scores, mask):
+    """A softmax of another temperature."""
+    return softmax(scores / 2, mask)
+
+
+halved.__name__ = halved.__qualname__ = "softmax"
+
+
+@pytest.mark.parametrize(
+    ("change", "formula"),
+    [
+        ({"normalize": hardmax}, "hardmax( q · k / √d ) · values"),
+        ({"score": functools.partial(torch.cdist, p=1.0)}, "softmax( cdist p=1.0 ) · values"),
+        ({"normalize": halved}, "softmax( q · k / √d ) · values"),
+    ],
+)
+def test_what_the_page_cannot_recompute_has_the_weights_of_the_map(predictors, page, tmp_path, change, formula):
+    predictor = copy.copy(predictors["rotary"])
+    predictor.model = copy.deepcopy(predictor.model)
+    name = "decoder.blocks.1.cross_attention"
+    for what, function in change.items():
+        setattr(predictor.model.get_submodule(name), what, function)
+    found = regard.look(predictor, "abcd", target="dcba")
+    found.save(tmp_path / "why.html")
+    page.goto(f"{(tmp_path / 'why.html').as_uri()}#map={name}&head=1&row=2&calculator=true")
+    playwright.expect(page.locator(".calculator p").first).to_contain_text("the weights are those of the map")
+    playwright.expect(page.locator(".calculator .formula")).to_contain_text(formula)
+    weights = page.locator(".calculator tbody tr").evaluate_all("rows => rows.map(row => Number(row.dataset.weight))")
+    np.testing.assert_allclose(weights, found.map(name).weights[1, 2].numpy(), atol=0.5 / 255 + 1e-6)
+    titles = page.locator(".calculator th[scope=col]")
+    assert titles.all_inner_texts() == ["looks at", "key k", "weight", "value v", "weight × v"]
+    page.select_option("#language", "ko")
+    assert titles.all_inner_texts() == ["보는 토큰", "키 k", "가중치", "값 v", "가중치 × v"]
+    page.select_option("select[name=map]", "decoder.blocks.0.cross_attention")
+    assert titles.all_inner_texts() == ["보는 토큰", "키 k", "q · k", "÷ √4", "가중치", "값 v", "가중치 × v"]
+    assert not page.wrong
 
 
 def classes(page):
@@ -579,6 +644,53 @@ def test_what_is_wrong_is_said(studio, page):
     playwright.expect(page.locator("#error")).to_contain_text("The server does not answer")
 
 
+def test_an_error_stands_beside_no_other_answer(studio, page):
+    """What answers an earlier question goes, of whichever run it was; settings and the chosen map stay."""
+    page.goto(f"{studio}/#model=reverse&text=ab")
+    answered(page, "ba")
+    page.fill("#field-text", "a" * 300)
+    error = page.locator("#error")
+    playwright.expect(error).to_contain_text("takes at most 256. Split it, or let whoever runs the model cut it")
+    playwright.expect(page.locator("#view")).to_be_empty()
+    assert "--set" not in error.inner_text()
+    page.fill("#field-text", "ab")
+    answered(page, "ba")
+    page.select_option("#model", "letters")
+    page.fill("#field-text", "the q")
+    page.click("#submit")
+    playwright.expect(page.locator(".heads")).to_be_visible()
+    page.fill("#field-text", "the quick " * 30)
+    page.click("#submit")
+    playwright.expect(error).to_contain_text("maximum context length is 64 tokens")
+    playwright.expect(page.locator("#view")).to_be_empty()
+    page.fill("#field-text", "")
+    page.click("#submit")
+    playwright.expect(page.locator(".written .token").first).to_be_visible()
+    playwright.expect(page.locator("#stop")).to_be_hidden()
+    page.fill("#field-text", "a" * 300)
+    page.select_option("#model", "reverse")
+    playwright.expect(error).to_contain_text("has 300 tokens, this model takes at most 256")
+    playwright.expect(page.locator("#view")).to_be_empty()
+    assert {urlsplit(url).path for url in page.asked} >= {"/v1/look", "/v1/completions"}
+
+
+def test_from_an_answer_to_a_run_that_continues(studio, page):
+    """The view of the answer has ended: neither another width nor another theme draws it, and nothing is asked."""
+    page.clock.install()
+    page.goto(f"{studio}/#model=reverse&text=abcdef&calculator=true")
+    playwright.expect(page.locator(".calculator table")).to_be_visible()
+    page.fill("#field-text", "abcd")
+    page.select_option("#model", "letters")
+    playwright.expect(page.locator(".empty")).to_contain_text("Type a beginning")
+    page.set_viewport_size({"width": 700, "height": 800})
+    page.click("#theme")
+    page.select_option("#language", "ko")
+    page.clock.run_for(2000)  # what was typed for the other run is not asked of this one
+    playwright.expect(page.locator(".empty")).to_contain_text("첫머리")
+    assert not page.wrong
+    assert not [url for url in page.asked if url.endswith("/v1/completions")]
+
+
 def test_a_key_is_asked_for(predictors, page):
     address, stop = served(predictors, ServeSettings(keys=(KEY,)))
     try:
@@ -684,7 +796,7 @@ def pieces(text):
     return [*found, {"text": "<eos>", "start": len(text), "end": len(text)}]
 
 
-def tree_of(source, target, heads=2):
+def tree_of(source, target, heads=2, layers=3):
     """A tree made by hand: every head looks along the diagonal, the second one backwards."""
     tokens = {"key": pieces(source), "query": pieces(target)}
     rows, columns = len(tokens["query"]), len(tokens["key"])
@@ -711,7 +823,7 @@ def tree_of(source, target, heads=2):
                 "packed": [base64.b64encode((255 * one).round().astype("uint8").tobytes()).decode() for one in weights],
                 "pooled": None,
             }
-            for layer in range(3)
+            for layer in range(layers)
         ],
         "flags": ["repeats itself"],
     }
@@ -736,6 +848,20 @@ def test_a_file_of_500_tokens_opens_and_answers(page, tmp_path):
     playwright.expect(page.locator(".tip")).to_contain_text("→ word")
     assert not page.wrong
     assert all(url.startswith(("file:", "data:", "blob:")) for url in page.asked)
+
+
+def test_the_matrix_stays_in_sight_and_covers_nothing(page, tmp_path):
+    """While the heads are scrolled, it stands beside them; it does not follow into the calculator."""
+    file = tmp_path / "file.html"
+    file.write_text(make_page(tree_of("one two three", "drei zwei eins", layers=9)), encoding="utf-8")
+    page.goto(f"{file.as_uri()}#calculator=true")
+    page.locator(".calculator .note").evaluate("note => { note.style.minHeight = '2000px'; }")
+    for scrolled in (600, 1500):
+        page.evaluate(f"scrollTo(0, {scrolled})")
+        matrix, heads, calculator = (page.locator(part).bounding_box() for part in (".matrix", ".heads", ".calculator"))
+        below = matrix["y"] + matrix["height"]
+        assert 0 < matrix["y"] < 20 or below == pytest.approx(heads["y"] + heads["height"])
+        assert below <= calculator["y"]
 
 
 def test_hostile_text_stays_text(page, tmp_path):

@@ -1,6 +1,7 @@
 """The form of what was looked at (docs/maps.md): tokens, maps, and how they are packed into JSON and into a page."""
 
 import base64
+import functools
 import json
 import math
 from collections.abc import Iterable
@@ -93,8 +94,15 @@ def pack_weights(weights: Tensor, whole: bool) -> dict[str, Any]:
 
 
 def name_function(function: Any) -> str:
-    """A score's or normalizer's own name, in words."""
-    return getattr(function, "__name__", type(function).__name__).replace("_", " ").lower()
+    """A score's or normalizer's own name, in words: of a partial, the function's and its numbers; of a lambda, that of
+    the function that made it; of an object, its class's."""
+    if isinstance(function, functools.partial):
+        given = [("", value) for value in function.args]
+        given += [(f"{name}=", value) for name, value in function.keywords.items()]
+        shown = (f"{name}{value if isinstance(value, int | float | str) else '..'}" for name, value in given)
+        return " ".join([name_function(function.func), *shown])
+    name = getattr(function, "__qualname__", type(function).__name__).removesuffix(".<locals>.<lambda>")
+    return name.rpartition(".")[2].strip("<>").replace("_", " ").lower()
 
 
 def pack_vectors(given: Vectors, causal: bool) -> dict[str, Any]:

@@ -6,7 +6,7 @@ after the search one pass over the answer gives everything.
 
 import itertools
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.attention.equation import KeyValues
 from regard.attention.positions import alibi
-from regard.attention.scores import dot
+from regard.attention.scores import dot, scaled_dot
 from regard.config.run import DecodeConfig
 from regard.data.batching import Batch
 from regard.data.encoding import Encoded
@@ -30,7 +30,7 @@ from regard.explain.recorder import watch
 from regard.inference.degeneration import find_flags
 from regard.inference.engine import Request, TorchEngine
 from regard.inference.predictor import Predictor
-from regard.nn.attention import Additive, Attention
+from regard.nn.attention import Attention
 from regard.tasks.axes import Piece, Tokens
 from regard.tasks.task import Answer
 from regard.training.checkpoint import write_file
@@ -138,7 +138,7 @@ class Look:
         if (size := 4 * longest**2 * sum(self.heads.values())) > ROOM:
             raise InputError(
                 f"all maps of {longest:,} tokens would take {size / 2**30:.1f} GB, {ROOM / 2**30:.0f} are the most. "
-                "Look at one of them (--map, --head), or at a shorter text."
+                "Look at a shorter text, or at one map alone."
             )
         return [self.make_map(name) for name in self.uses]
 
@@ -178,7 +178,7 @@ class Look:
             raise InputError(f"{wrong}; {name} has {heads} heads (from 0) of {rows} rows.")
         query, keys, values = given.queries[head, row], given.keys[head], given.values[head]
         attention, seen = given.attention, given.seen[row]
-        plain = attention.score if isinstance(attention.score, Additive) else dot
+        plain = dot if attention.score is scaled_dot else attention.score
         scores, scaled = (score(query[None], keys)[0] for score in (plain, attention.score))
         if attention.positions == "alibi":
             scaled = scaled + alibi(attention.heads, (torch.arange(len(keys)) - row)[None])[head, 0]
@@ -295,23 +295,36 @@ def look(
     target: str | None = None,
 ) -> Look:
     """Answer a source, or take `target` for the answer, and look at why. Our own engine answers: the maps are its."""
+    steps = look_steps(predictor, source, settings or predictor.config.decode, best, target)
+    return next(filter(None, steps))
+
+
+def look_steps(
+    predictor: Predictor, source: Source, settings: DecodeConfig, best: int = 1, target: str | None = None
+) -> Iterator[Look | None]:
+    """As `look`: None whenever a step of the search is done, and at last the look."""
     task = predictor.task
-    (encoded,) = predictor.encode([clean(source) if isinstance(source, str) else source], "the text")
+    (encoded,) = predictor.encode([clean(source) if isinstance(source, str) else source], "text")
     if not encoded.ids:
         raise InputError("there is nothing to look at in an empty text.")
     if not task.gives_answers:
-        return Look(predictor, encoded, [Answer("", 0.0)])
-    settings = (settings or predictor.config.decode).model_copy(update={"slide": False})  # one pass sees it all
+        yield Look(predictor, encoded, [Answer("", 0.0)])
+        return
+    settings = settings.model_copy(update={"slide": False})  # one pass sees it all
     prefixes = [] if target is None else [task.prefix_ids(encoded, target)]
     if target is not None:
         settings = settings.model_copy(update={"beam_size": 1, "sample": False, "max_ratio": 0.0, "max_extra": 0})
     own = Predictor(task, predictor.model, TorchEngine(task, predictor.model))
     request = Request(settings, best if target is None else 1, prefixes, logprobs=True)
-    ((_, answers),) = filter(None, own.answer([encoded], request))
-    if target is None:
-        first = answers[0]
-        answers[0] = first._replace(flags=find_flags(task, unframed(encoded.ids), first, settings))
-    return Look(predictor, encoded, answers)
+    for found in own.answer([encoded], request):
+        if found is None:
+            yield None
+            continue
+        answers = found[1]
+        if target is None:
+            flags = find_flags(task, unframed(encoded.ids), answers[0], settings)
+            answers[0] = answers[0]._replace(flags=flags)
+        yield Look(predictor, encoded, answers)
 
 
 def agree(there: Look, back: Look) -> list[tuple[str, str]]:

@@ -20,6 +20,11 @@ from regard.training.checkpoint import write_file
 SHADES = " ░▒▓█"
 FONTS = ("Noto Sans CJK KR", "Noto Sans KR", "NanumGothic", "Apple SD Gothic Neo", "Malgun Gothic", "Noto Sans CJK JP")
 
+REMEDY = (
+    "For Korean, Chinese and Japanese, install one, as with `apt install fonts-noto-cjk` (or fonts-nanum, for Korean "
+    "alone; elsewhere, from https://fonts.google.com/noto), and draw again."
+)
+
 
 def split_letters(text: str) -> list[str]:
     """A text's letters as they are seen: marks, joiners and what they join stay with the letter before."""
@@ -108,9 +113,19 @@ def find_fonts() -> list[str]:
     return ["DejaVu Sans", *known()]
 
 
+def find_missing(texts: Iterable[str], fonts: Iterable[str]) -> str:
+    """The letters that none of the fonts has, for which boxes are drawn."""
+    from matplotlib import font_manager
+
+    files = {font_manager.findfont(font) for font in fonts}
+    known = set().union(*(font_manager.get_font(file).get_charmap() for file in files))
+    return "".join(sorted({one for text in texts for one in text if not one.isspace() and ord(one) not in known}))
+
+
 @contextlib.contextmanager
 def open_figure(path: Path, columns: int, rows: int, size: tuple[float, float]) -> Iterator[Any]:
-    """Axes (rows, columns) to draw on; the file is written beside and renamed."""
+    """Axes (rows, columns) to draw on; the file is written beside and renamed. A warning names letters without a
+    font."""
     try:
         import matplotlib
     except ImportError as error:
@@ -119,17 +134,22 @@ def open_figure(path: Path, columns: int, rows: int, size: tuple[float, float]) 
         raise InputError(f"{path} ends in {path.suffix!r}; a picture's name ends in .png, .svg or .pdf.")
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.text import Text as Label
 
-    with pyplot.rc_context({"font.family": find_fonts(), "svg.hashsalt": "regard"}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # no installed font has that letter: a box is drawn
+    fonts = find_fonts()
+    with pyplot.rc_context({"font.family": fonts, "svg.hashsalt": "regard"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # one for every missing letter; below, one for all
         drawing, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
         try:
             yield axes
             file = io.BytesIO()
             drawing.savefig(file, dpi=160, format=path.suffix[1:].lower())
             write_file(path, file.getvalue())
+            missing = find_missing((label.get_text() for label in drawing.findobj(Label)), fonts)
         finally:
             pyplot.close(drawing)
+    if missing:
+        warnings.warn(f"{path}: boxes stand for {missing[:20]!r}: no font with them was found. {REMEDY}", stacklevel=2)
 
 
 def wrap_title(title: str, width: int, most: int = 4) -> str:

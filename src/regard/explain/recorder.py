@@ -75,6 +75,11 @@ class Maps(dict[str, Tensor]):
             raise InputError("nothing was decoded from this source while it was recorded.")
         number = self.sources[tuple(source)]
         first = next(key[1] for key in self.steps if key[0] == number)  # <bos>, or a prompt's last token
+        if (number, first, *tokens) not in self.steps:
+            raise InputError(
+                "these tokens were not decoded from this source while it was recorded: give those of an output, "
+                "without <bos> and <eos>."
+            )
         rows = [self.steps[number, first, *tokens[:length]] for length in range(len(tokens) + 1)]
         found = dict(self.encoded[number])
         for name in rows[-1]:

@@ -1,8 +1,11 @@
 """GGUF files, as llama.cpp reads them, in the words of transformers: settings, tensors and a tokenizer."""
 
+import math
+import os
+import struct
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -13,6 +16,10 @@ TABLES = tomllib.loads(Path(__file__).with_name("gguf.toml").read_text("utf-8"))
 BLOCK: dict[str, str] = TABLES["block"]
 ENDS: dict[str, str] = TABLES["ends"]
 CONTROL, USER = 3, 4
+SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""Bytes of the other types of values."""
+MOST = 2**22
+"""Entries of all arrays that are read: each becomes an object of Python's, and no vocabulary has so many."""
 DAMAGE = (ValueError, TypeError, LookupError, AttributeError, OSError, RuntimeError, ArithmeticError, MemoryError)
 """What reading a damaged file raises."""
 
@@ -24,6 +31,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, 
     except ImportError as error:
         raise DataError(f"{path} needs a package that is not installed: pip install gguf") from error
     try:
+        check_header(path, gguf.GGML_QUANT_SIZES)
         reader = gguf.GGUFReader(path)
         facts = {name: field.contents() for name, field in reader.fields.items()}
         tree, tensors = settings(path, facts), {}
@@ -36,6 +44,70 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, 
         return tree | {"tie_word_embeddings": "lm_head.weight" not in tensors}, tensors, tokenizer(path, facts)
     except DAMAGE as error:
         raise DataError(f"{path} is damaged, cut short, or no GGUF file: {error!r}.") from error
+
+
+class Walker:
+    """Walks over a file that says itself how long its parts are; nothing is read that is not in it."""
+
+    STRING, ARRAY = 8, 9
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.size, self.order, self.entries = file, os.fstat(file.fileno()).st_size, "<", 0
+
+    def number(self, form: str) -> int:
+        """The next number, of a form in the words of `struct`."""
+        data = self.file.read(struct.calcsize(form))
+        if len(data) < struct.calcsize(form):
+            raise ValueError("it ends too early")
+        found: int = struct.unpack(self.order + form, data)[0]
+        return found
+
+    def skip(self, count: int) -> None:
+        """Go on by so many bytes."""
+        if count > self.size - self.file.tell():
+            raise ValueError(f"a part of {count:,} bytes is longer than what is left of the file")
+        self.file.seek(count, os.SEEK_CUR)
+
+    def values(self, kind: int, count: int = 1) -> None:
+        """Skip values of one type."""
+        match kind:
+            case Walker.STRING:
+                for _ in range(count):
+                    self.skip(self.number("Q"))
+            case Walker.ARRAY:
+                for _ in range(count):
+                    inside, many = self.number("I"), self.number("Q")
+                    self.entries += many
+                    if self.entries > MOST:
+                        raise ValueError(f"its arrays have {self.entries:,} entries, at most {MOST:,} are read")
+                    self.values(inside, many)
+            case _:
+                self.skip(count * SIZES[kind])
+
+
+def check_header(path: Path, blocks: dict[Any, tuple[int, int]]) -> None:
+    """Refuse a file whose header promises more than the file holds, before memory is taken for it. `blocks` has, by
+    type of tensors, how many numbers a block holds and how many bytes it takes."""
+    with path.open("rb") as file:
+        walk = Walker(file)
+        walk.skip(4)
+        if walk.number("I") & 0xFFFF == 0:
+            walk.order = ">"
+        tensors, facts = walk.number("Q"), walk.number("Q")
+        for _ in range(facts):
+            walk.values(Walker.STRING)
+            walk.values(walk.number("I"))
+        total = 0
+        for _ in range(tensors):
+            walk.values(Walker.STRING)
+            if (dimensions := walk.number("I")) > 4:
+                raise ValueError(f"a tensor has {dimensions:,} dimensions, at most 4 are known")
+            shape = [walk.number("Q") for _ in range(dimensions)]
+            numbers, taken = blocks[walk.number("I")]
+            total += math.prod(shape) * taken // numbers
+            walk.skip(8)
+        if total > walk.size:
+            raise ValueError(f"its tensors would take {total:,} bytes, the file has {walk.size:,}")
 
 
 def settings(path: Path, facts: dict[str, Any]) -> dict[str, Any]:

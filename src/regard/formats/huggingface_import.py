@@ -37,7 +37,7 @@ from regard.formats.architectures import (
 from regard.formats.gguf import read_gguf
 from regard.formats.tokenizers import Given, find_specials, is_ours, make_tokenizer, move_entries
 from regard.tasks import make_task
-from regard.training.checkpoint import Tensors, check_free, create_run, load_tensors, save_weights
+from regard.training.checkpoint import Tensors, check_free, check_numbers, create_run, load_tensors, save_weights
 
 KINDS = {"encoder": ("encoder", 2), "decoder": ("language model", 0), "encoder-decoder": ("transformer", 1)}
 """Layout -> our kind of model, and the positions of its special tokens."""
@@ -65,7 +65,7 @@ def import_run(source: str | Path, run: Path) -> Config:
     tensors = Adoption(given, layout, reading, special, config, wanted).all()
     config = config.model_copy(update={"about": f"imported: {kind}, from {source}"})
     create_run(run, config, vocabularies, {"imported": str(source)})
-    save_weights(run / "model.safetensors", tensors, 0)
+    save_weights(run / "model.safetensors", tensors, 0, run)
     return config
 
 
@@ -253,6 +253,7 @@ class Adoption:
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
         """A tensor of theirs."""
         tensor = get_tensor(self.given, self.tensors, name, shape)
+        check_numbers(name, tensor, self.given.where)
         self.used.add(name)
         return tensor if tensor.dtype == torch.float64 else tensor.float()
 

@@ -1,9 +1,12 @@
 """Their tokenizers -> our vocabularies. Entries are moved by four; in front of them come <pad> <unk> <bos> <eos>."""
 
+import base64
+import contextlib
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -11,6 +14,9 @@ from regard.data.vocabulary import SPECIAL, UNK
 from regard.errors import DataError
 from regard.formats.architectures import Layout, Reading, Tree
 from regard.training.checkpoint import Tensors
+
+GROWTH = 1000
+"""How many times as long a tokenizer may make a text, or what it frames or decodes."""
 
 
 class Given(NamedTuple):
@@ -22,12 +28,46 @@ class Given(NamedTuple):
     tokenizer: Tree
 
 
-def make_tokenizer(tree: Tree, where: Path) -> Tokenizer:
-    """A tokenizer of its JSON."""
+@contextlib.contextmanager
+def name_failure(where: Path, what: str) -> Iterator[None]:
+    """A DataError of whatever goes wrong in the library: it raises plain Exception, and a panic of its Rust code is not
+    even that."""
     try:
+        yield
+    except (KeyboardInterrupt, SystemExit, DataError):
+        raise
+    except BaseException as error:
+        raise DataError(f"{where}: the tokenizer {what}: {error}.") from error
+
+
+def make_tokenizer(tree: Tree, where: Path) -> Tokenizer:
+    """A tokenizer of its JSON, if it does not make texts much longer; that is asked before it does anything."""
+    with name_failure(where, "cannot be used"):
+        for part in ("normalizer", "post_processor", "decoder"):
+            if (times := find_growth(tree.get(part))) > GROWTH:
+                longer = f"may make a text {times:,.0f} times as long ({part})"
+                raise DataError(f"{where}: the tokenizer {longer}, at most {GROWTH:,} times is allowed.")
         return Tokenizer.from_str(json.dumps(tree))
-    except Exception as error:  # the library raises plain Exception for every malformed tree
-        raise DataError(f"{where}: the tokenizer cannot be used: {error}.") from error
+
+
+def find_growth(step: Any) -> float:
+    """How many times as long a text, with one more letter for its end, can become at most in a step of a tokenizer's
+    JSON and those inside of it. What puts in no text of the file's own, as Unicode's normal forms, counts as 1."""
+    match step:
+        case {"type": "Sequence", **inside}:
+            parts = (part for value in inside.values() if isinstance(value, list) for part in value)
+            return math.prod(map(find_growth, parts), start=1.0)
+        case {"type": "Replace", "pattern": {"String": str(found)}, "content": str(content)} if found:
+            return max(1.0, len(content) / len(found))
+        case {"type": "Replace", "content": str(content)} | {"type": "Prepend", "prepend": str(content)}:
+            return 1.0 + len(content)  # a regular expression may match nothing, before each letter and at the end
+        case {"type": "Precompiled", "precompiled_charsmap": str(code)}:
+            table = base64.b64decode(code)  # the size of a trie, the trie, and what letters turn into
+            return float(max(map(len, table[4 + int.from_bytes(table[:4], "little") :].split(b"\0"))))
+        case {"type": "TemplateProcessing", "single": list(pieces), "special_tokens": dict(known)}:
+            named = (known[piece["SpecialToken"]["id"]]["ids"] for piece in pieces if "SpecialToken" in piece)
+            return float(len(pieces) + sum(map(len, named)))
+    return 1.0
 
 
 def list_entries(tokenizer: Tree) -> dict[str, int]:
@@ -87,7 +127,9 @@ def find_specials(given: Given, layout: Layout, reading: Reading) -> tuple[list[
     def entry(name: str) -> int | None:
         value = given.tree.get(f"{name}_token_id")
         value = value[0] if isinstance(value, list) and value else value
-        return value if isinstance(value, int) and 0 <= value < reading.vocab else None
+        if value is not None and type(value) is not int:
+            raise DataError(f"{given.where}: {name}_token_id is {value!r}, expected the number of an entry.")
+        return value if value is not None and 0 <= value < reading.vocab else None
 
     try:
         pad, unk = entry("pad"), find_unknown(given.tokenizer)
@@ -120,10 +162,9 @@ def find_specials(given: Given, layout: Layout, reading: Reading) -> tuple[list[
 
 def find_frame(tokenizer: Tokenizer, where: Path) -> tuple[list[int], list[int]]:
     """What a tokenizer puts before and behind every text."""
-    try:
+    with name_failure(where, "cannot read letters and digits"):
         found = tokenizer.encode("a the 1 2 3 x y z")
-    except Exception as error:  # the library has no other name for it
-        raise DataError(f"{where}: the tokenizer cannot read letters and digits: {error}.") from error
+        tokenizer.decode(found.ids)
     inside = [place for place, added in enumerate(found.special_tokens_mask) if not added]
     if not found.ids:
         return [], []

@@ -164,7 +164,7 @@ class Predictor:
             if encoded.length > most and self.longer != "cut":
                 found[place] = InputError(
                     f"{what} {place + first} has {encoded.length:,} tokens, this model takes at most {most:,}. Split "
-                    "it; whoever runs the model can let it be cut (text.longer=cut)."
+                    "it, or let whoever runs the model cut it (text.longer=cut)."
                 )
             self.cut += encoded.length > most and self.longer == "cut"
         return found

@@ -131,7 +131,10 @@
       else await look(asked, mine.signal);
       complain(null);
     } catch (error) {
-      if (error.name !== "AbortError") complain(error);
+      if (error.name !== "AbortError") {
+        if (!form.streams) clear();  // what is shown answers another question; a stream has cleared it
+        complain(error);
+      }
     } finally {
       if (asking === mine) {
         waiting = null;
@@ -180,11 +183,11 @@
     const line = make("p", { class: "line written", dir: "auto" }, make("span", { class: "prompt" }, prompt));
     const card = make("section", { class: "answer" }, make("h2", {}, say("writing")), line);
     let target = "";
+    if (shown) delete state.row;  // of another text, another token comes first
+    clear();
     for await (const { text, logprobs } of chunks(body, mine)) {
       if (!target) {
-        if (shown) delete state.row;  // of another text, another token comes first
-        shown = null;
-        part("view").replaceChildren(card);
+        clear(card);
         card.scrollIntoView({ block: "nearest" });
       }
       const below = line.scrollHeight - line.scrollTop - line.clientHeight;
@@ -197,7 +200,6 @@
     }
     Regard.announce(`${say("writing")}: ${target}`);
     part("stop").hidden = true;
-    shown = null;
     if (!prompt.trim()) return;
     await look({ ...asked, target }, mine.signal);
   }
@@ -247,9 +249,14 @@
   }
 
   function greet() {
-    shown = null;
     busy(false);
-    part("view").replaceChildren(make("p", { class: "empty" }, models?.length === 0 ? say("none") : said(form.empty)));
+    clear(make("p", { class: "empty" }, models?.length === 0 ? say("none") : said(form.empty)));
+  }
+
+  /** Show no answer, but this. */
+  function clear(...instead) {
+    shown = null;
+    Regard.replace(part("view"), ...instead);
   }
 
   function busy(on) {
@@ -439,6 +446,7 @@
 
   function listen() {
     const choose = () => {
+      clearTimeout(timer);
       asking?.abort();
       looking?.abort();
       state = {};

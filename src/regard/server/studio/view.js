@@ -24,8 +24,10 @@ const Regard = (() => {
       blind: "This model has no attention to look at.", calculator: "Calculator",
       story: "{token} asks with its query q. Each key answers with a score; softmax turns the scores into weights "
         + "that sum to 1; the context is the sum of the values, each times its weight.",
+      opaque: "{token} asks with its query q. This page cannot recompute how this attention weighs the keys: the "
+        + "weights are those of the map. The context is the sum of the values, each times its weight.",
       query: "query q", key: "key k", value: "value v", values: "values", product: "weight × v", context: "context = sum",
-      mask: "mask", masked: "hidden", weight: "softmax", bias: "+ distance", token: "looks at",
+      mask: "mask", masked: "hidden", weight: "weight", bias: "+ distance", token: "looks at",
       scale: "÷ √{size}", all: "Show all {count}",
       strongest: "The {count} strongest of {total}.", absent: "The vectors of this map are not in this file.",
       first: "Shown for head 1: a mean of heads has no query of its own.", waiting: "One moment …",
@@ -48,8 +50,10 @@ const Regard = (() => {
       blind: "이 모델에는 들여다볼 어텐션이 없습니다.", calculator: "계산기",
       story: "{token}이(가) 쿼리 q로 묻습니다. 키마다 점수로 답하고, 소프트맥스가 점수를 합이 1인 가중치로 바꿉니다. "
         + "컨텍스트는 가중치를 곱한 값들의 합입니다.",
+      opaque: "{token}이(가) 쿼리 q로 묻습니다. 이 어텐션이 키에 가중치를 주는 방법은 이 페이지에서 다시 계산할 수 없어 맵의 가중치를 "
+        + "보여 줍니다. 컨텍스트는 가중치를 곱한 값들의 합입니다.",
       query: "쿼리 q", key: "키 k", value: "값 v", values: "값", product: "가중치 × v", context: "컨텍스트 = 합", mask: "마스크", masked: "가려짐",
-      weight: "소프트맥스", bias: "+ 거리", token: "보는 토큰", scale: "÷ √{size}", all: "{count}개 모두 보기",
+      weight: "가중치", bias: "+ 거리", token: "보는 토큰", scale: "÷ √{size}", all: "{count}개 모두 보기",
       strongest: "{total}개 가운데 가중치가 가장 큰 {count}개입니다.", absent: "이 파일에는 이 맵의 벡터가 없습니다.",
       first: "헤드 1의 계산입니다. 헤드의 평균에는 쿼리가 없습니다.", waiting: "잠시만요 …", failed: "실패했습니다: {reason}",
       language: "언어", theme: "밝게 또는 어둡게", score: "점수 {score}", flags: "주의",
@@ -201,30 +205,57 @@ const Regard = (() => {
     return canvas;
   }
 
-  /** The equation for one query and head, from a map's vectors: every step of it. */
+  /** The scores that are known here, by name: a formula, and what one component of query and key adds to it. */
+  const SCORES = {
+    dot: { formula: "q · k", term: (q, k) => q * k },
+    "scaled dot": { formula: "q · k / √d", term: (q, k) => q * k },
+    additive: { formula: "v · tanh(q + k)", term: (q, k, v) => v * Math.tanh(q + k) },
+  };
+  /** The normalizers that are known here, by name: the scores of what may be seen -> weights. */
+  const NORMALIZERS = {
+    softmax(scores) {
+      const highest = Math.max(...scores), raised = scores.map((score) => Math.exp(score - highest));
+      const total = raised.reduce((sum, one) => sum + one, 0);
+      return raised.map((one) => one / total);
+    },
+  };
+
+  /** The equation for one query and head, from a map's vectors: every step of it. Where it is not known here, the
+      weights are the map's. */
   function calculate(entry, head, row) {
-    const [heads, rows, columns] = entry.shape, given = entry.vectors, size = given.size;
-    const values = floats(given.values), wide = values.length / heads / columns;
-    const keys = floats(given.keys), vector = given.vector && floats(given.vector);
+    const [heads, rows, columns] = entry.shape, given = entry.vectors, { size } = given;
+    const keys = floats(given.keys), values = floats(given.values), wide = values.length / heads / columns;
     const part = (all, index, length) => all.subarray(index * length, (index + 1) * length);
     const query = part(floats(given.queries), head * rows + row, size);
     const steps = range(columns).map((column) => {
-      const at = head * columns + column, key = part(keys, at, size), value = part(values, at, wide);
-      const term = vector ? (q, i) => vector[i] * Math.tanh(q + key[i]) : (q, i) => q * key[i];
-      const raw = query.reduce((sum, q, i) => sum + term(q, i), 0);
-      const scaled = given.score === "scaled dot" ? raw / Math.sqrt(size) : raw;
-      const score = scaled + (given.slopes ? given.slopes[head] * Math.abs(column - row) : 0);
-      const hidden = (given.causal && column > row) || Boolean(given.hidden?.includes(column));
-      return { column, key, value, raw, scaled, score, hidden };
+      const at = head * columns + column;
+      return { column, key: part(keys, at, size), value: part(values, at, wide) };
     });
-    const highest = Math.max(...steps.filter((step) => !step.hidden).map((step) => step.score));
-    for (const step of steps) step.weight = step.hidden ? 0 : Math.exp(step.score - highest);
-    const total = steps.reduce((sum, step) => sum + step.weight, 0);
+    const known = weigh(entry, head, row, query, steps);
     for (const step of steps) {
-      step.weight /= total;
+      if (!known) Object.assign(step, { weight: cellOf(entry, head, row, step.column), hidden: false });
       step.product = step.value.map((number) => number * step.weight);
     }
-    return { query, steps, context: range(wide).map((i) => steps.reduce((sum, step) => sum + step.product[i], 0)) };
+    const context = range(wide).map((i) => steps.reduce((sum, step) => sum + step.product[i], 0));
+    return { query, steps, context, known };
+  }
+
+  /** Give every step its score and weight, if score and normalizer are known; whether the weights are the map's. */
+  function weigh(entry, head, row, query, steps) {
+    const { score, normalizer, size, slopes, causal, hidden, vector } = entry.vectors;
+    const compare = SCORES[score], normalize = NORMALIZERS[normalizer], learned = vector && floats(vector);
+    if (!compare || !normalize) return false;
+    for (const step of steps) {
+      step.raw = query.reduce((sum, q, i) => sum + compare.term(q, step.key[i], learned?.[i]), 0);
+      step.scaled = score === "scaled dot" ? step.raw / Math.sqrt(size) : step.raw;
+      step.score = step.scaled + (slopes ? slopes[head] * Math.abs(step.column - row) : 0);
+      step.hidden = (causal && step.column > row) || Boolean(hidden?.includes(step.column));
+      step.weight = 0;
+    }
+    const seen = steps.filter((step) => !step.hidden);
+    normalize(seen.map((step) => step.score)).forEach((weight, index) => { seen[index].weight = weight; });
+    const same = (step) => Math.abs(step.weight - cellOf(entry, head, row, step.column)) <= 1 / 255;  // a byte each
+    return Boolean(entry.pooled) || steps.every(same);
   }
 
   // --- parts ---------------------------------------------------------------------------------------------------------
@@ -585,7 +616,7 @@ const Regard = (() => {
       const mean = state.head === "mean", token = quoted(tree.tokens[entry.rows][state.row]);
       const found = calculate(entry, mean ? 0 : state.head, state.row);
       this.body.replaceChildren(...[
-        make("p", {}, say("story", { token })), mean && entry.shape[0] > 1 && note(say("first")),
+        make("p", {}, say(found.known ? "story" : "opaque", { token })), mean && entry.shape[0] > 1 && note(say("first")),
         make("p", { class: "formula" }, this.formula(entry.vectors)),
         make("div", { class: "asking" }, make("b", {}, `${say("query")} ${token}`), bars(found.query)),
         make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": say("calculator") },
@@ -595,20 +626,19 @@ const Regard = (() => {
     }
 
     formula(given) {
-      const known = { "scaled dot": "q · k / √d", dot: "q · k", additive: "v · tanh(q + k)" };
-      const score = known[given.score] ?? given.score, bias = given.slopes ? " + m |i − j|" : "";
+      const score = SCORES[given.score]?.formula ?? given.score, bias = given.slopes ? " + m |i − j|" : "";
       return `${given.normalizer}( ${score}${bias} ) · ${say("values")}      d = ${given.size}`;
     }
 
-    table(entry, { steps, context }) {
+    table(entry, { steps, context, known }) {
       const { score, slopes, size, causal, hidden } = entry.vectors, tokens = this.view.tree.tokens[entry.columns];
       const [high, wide] = ["key", "value"].map((name) => largest(steps.map((step) => step[name])));
       const columns = [
         ["token", (step) => label(tokens[step.column])], ["key", (step) => bars(step.key, high)],
-        [score === "additive" ? "v · tanh(q + k)" : "q · k", (step) => fixed(step.raw, 3)],
-        score === "scaled dot" && [say("scale", { size }), (step) => fixed(step.scaled, 3)],
-        slopes && ["bias", (step) => fixed(step.score, 3)],
-        (causal || hidden?.length > 0) && ["mask", (step) => (step.hidden ? say("masked") : "✓")],
+        known && [score === "additive" ? SCORES.additive.formula : SCORES.dot.formula, (step) => fixed(step.raw, 3)],
+        known && score === "scaled dot" && [say("scale", { size }), (step) => fixed(step.scaled, 3)],
+        known && slopes && ["bias", (step) => fixed(step.score, 3)],
+        known && (causal || hidden?.length > 0) && ["mask", (step) => (step.hidden ? say("masked") : "✓")],
         ["weight", (step) => gauge(step.weight)], ["value", (step) => bars(step.value, wide)],
         ["product", (step) => bars(step.product, wide)],
       ].filter(Boolean);
@@ -731,8 +761,8 @@ const Regard = (() => {
       this.heads = new Heads(this);
       this.calculator = new Calculator(this);
       this.tools = make("div", { class: "tools" });
-      const parts = [this.matrix, this.heads, this.calculator].map((part) => part.element);
-      this.container.replaceChildren(answer, this.tools, ...parts);
+      const beside = make("div", { class: "maps" }, this.matrix.element, this.heads.element);
+      this.container.replaceChildren(answer, this.tools, beside, this.calculator.element);
       const { signal } = this.gone;
       const observer = new ResizeObserver(() => this.matrix.stage.clientWidth !== this.width && this.draw());
       observer.observe(this.container);
@@ -833,7 +863,7 @@ const Regard = (() => {
     /** Change what is shown; the rest follows. */
     choose(changes) {
       const same = Object.entries(changes).every(([name, value]) => this.state[name] === value);
-      if (same || !this.tree.maps.length) return;
+      if (same || this.gone.signal.aborted || !this.tree.maps.length) return;
       this.state = this.checked({ ...this.state, ...changes });
       this.failure = null;
       this.options.onstate?.(this.state);
@@ -842,7 +872,6 @@ const Regard = (() => {
     }
 
     draw() {
-      if (!this.tools.isConnected) return;  // something else is shown in its place
       const focused = this.tools.contains(document.activeElement) && document.activeElement.name;
       this.tools.replaceChildren(...this.controls());
       if (focused) this.tools.querySelector(`[name=${focused}]`)?.focus();
@@ -958,6 +987,13 @@ const Regard = (() => {
   /** The language of the link, else the one that was chosen before, else the browser's. */
   const preferred = () => link.read().language ?? memory.read("language") ?? navigator.language.slice(0, 2);
 
+  /** Show something else where a tree was drawn, whose view ends: it draws and asks no more. */
+  function replace(container, ...children) {
+    container.regard?.gone.abort();
+    delete container.regard;
+    container.replaceChildren(...children);
+  }
+
   /** Draw a tree into a container. */
   function view(container, tree, options = {}) {
     if (options.language) speak(options.language);
@@ -980,5 +1016,5 @@ const Regard = (() => {
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", open);
   else open();
 
-  return { view, words, say, said, speak, make, bar, memory, link, preferred, announce, calculate, percent };
+  return { view, replace, words, say, said, speak, make, bar, memory, link, preferred, announce, calculate, percent };
 })();
