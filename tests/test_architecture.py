@@ -21,7 +21,7 @@ ROOMS = {
         *("axes", "page", "task", "generation", "seq2seq", "language_model", "encoder", "embedding"),
         *("classification", "question_answering", "__init__"),
     ],
-    "training": ["device", "checkpoint", "prepare", "trainer"],
+    "training": ["device", "lock", "manifest", "checkpoint", "prepare", "trainer"],
     "inference": [
         *("constraints", "beam_search", "sampling", "engine", "predictor", "degeneration", "ctranslate2_model"),
         *("ctranslate2_engine", "load"),
@@ -30,8 +30,8 @@ ROOMS = {
     "explain": ["recorder", "attention_maps", "plots", "look", "vectors"],
     "formats": ["architectures", "tokenizers", "gguf", "huggingface_import", "huggingface_export", "ctranslate2"],
     "server": [
-        *("settings", "schemas", "batcher", "service", "keys", "middleware", "libretranslate", "completions"),
-        *("openai", "workers", "app"),
+        *("settings", "schemas", "batcher", "service", "keys", "middleware", "bodies", "libretranslate"),
+        *("completions", "openai", "workers", "app"),
     ],
     "cli": ["console", "verbs", "demo", "commands"],
 }

@@ -1,5 +1,7 @@
 """What is wrong with a model that comes in is named; nothing is imported that would give other numbers."""
 
+import base64
+import itertools
 import json
 
 import pytest
@@ -18,8 +20,10 @@ from foreign import (
     saved,
     unigram,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save
-from tokenizers import processors
+from tokenizers import Tokenizer, processors
 from torch.testing import assert_close
 
 from regard.config.toml import change as with_changes
@@ -27,6 +31,7 @@ from regard.data.vocabulary import SPECIAL
 from regard.errors import DataError, RegardError, RunError
 from regard.formats.architectures import READERS
 from regard.formats.huggingface_import import import_run
+from regard.formats.tokenizers import find_growth
 from regard.inference.load import load
 from regard.training.checkpoint import load_tensors
 from regard.training.prepare import read_examples
@@ -55,6 +60,19 @@ def refused(there, message, error=DataError):
     with pytest.raises(error, match=message):
         import_run(there, there.parent / "run")
     assert not (there.parent / "run").exists()
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.int8])
+def test_weights_of_another_type_are_named(there, kind):
+    spoiled(
+        there, lambda tensors: tensors.update({"transformer.wpe.weight": tensors["transformer.wpe.weight"].to(kind)})
+    )
+    refused(there, rf"theirs: wpe\.weight is of type {str(kind)[6:]}, expected floating-point numbers", RunError)
+
+
+def test_weights_that_are_not_finite_are_named(there):
+    spoiled(there, lambda tensors: tensors["transformer.wpe.weight"][1].fill_(torch.nan))
+    refused(there, r"theirs: wpe\.weight has numbers that are not finite", RunError)
 
 
 def test_missing_and_misshapen_tensors_are_named(there):
@@ -91,6 +109,7 @@ def test_unknown_architectures_list_the_known(there):
         ({"n_inner": 10**30}, r"config.json says 10+ \(feedforward\), expected at most 301"),
         ({"n_positions": 10**10}, r"config.json says 10+ \(context\), expected at most 16,777,216"),
         ({"suppress_tokens": 5}, "suppress_tokens is 5, expected a list of entries"),
+        ({"n_layer": True}, "n_layer is True, expected a number"),
         ({"suppress_tokens": ["a"]}, r"suppress_tokens is \['a'\], expected a list of entries"),
         ({"n_layer": 4}, "no tensor h.3"),
         ({"n_layer": 10**9}, r"config.json says 1,000,000,000 layers, there are \d+ tensors"),
@@ -99,6 +118,106 @@ def test_unknown_architectures_list_the_known(there):
 def test_settings_that_do_not_fit(there, changes, message):
     changed(there, **changes)
     refused(there, message, RegardError)
+
+
+@pytest.mark.parametrize("file", ["config", "generation_config"])
+def test_special_entries_that_are_no_numbers(there, file):
+    (there / "generation_config.json").unlink()
+    tree = json.loads((there / "config.json").read_text())
+    for name, value in itertools.product(("pad", "bos", "eos", "decoder_start"), (True, [False], "0", 1.0)):
+        (there / f"{file}.json").write_text(json.dumps(tree | {f"{name}_token_id": value}))
+        refused(there, rf"theirs: {name}_token_id is (True|False|'0'|1\.0), expected the number of an entry")
+
+
+# --- tokenizers ------------------------------------------------------------------------------------------------------
+
+
+def replacing(pattern, content):
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def in_turn(name, *steps):
+    return {"type": "Sequence", name: list(steps)}
+
+
+TEN, WORD = replacing({"String": "a"}, "a" * 10), {"SpecialToken": {"id": "a", "type_id": 0}}
+TWICE = {"type": "TemplateProcessing", "single": 2 * [{"Sequence": {"id": "A", "type_id": 0}}]}
+TWICE |= {"pair": [], "special_tokens": {}}
+ENDLESS = {
+    "a chain": ("normalizer", in_turn("normalizers", *12 * [TEN]), "1,000,000,000,000"),
+    "chains in chains": (
+        "normalizer",
+        in_turn("normalizers", *3 * [in_turn("normalizers", *3 * [TEN])]),
+        "1,000,000,000",
+    ),
+    "a long text": ("normalizer", replacing({"String": "the"}, "a" * 30_000), "10,000"),
+    "matches of nothing": ("normalizer", in_turn("normalizers", *11 * [replacing({"Regex": "(?=.)"}, "x")]), "2,048"),
+    "prepended": ("normalizer", {"type": "Prepend", "prepend": "x" * 2000}, "2,001"),
+    "a table": (
+        "normalizer",
+        {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(bytes(4) + b"x" * 5000 + bytes(1)).decode()},
+        "5,000",
+    ),
+    "repeated": ("post_processor", in_turn("processors", *20 * [TWICE]), "1,048,576"),
+    "framed": (
+        "post_processor",
+        TWICE | {"single": 100 * [WORD], "special_tokens": {"a": {"id": "a", "ids": 100 * [0], "tokens": 100 * ["a"]}}},
+        "10,100",
+    ),
+    "decoded": ("decoder", in_turn("decoders", *12 * [TEN]), "1,000,000,000,000"),
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_tokenizers_that_make_texts_endless_are_refused(there, what):
+    """Before they do anything: nobody has the memory for it."""
+    part, step, times = ENDLESS[what]
+    path = there / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {part: step}))
+    refused(there, rf"may make a text {times} times as long \({part}\), at most 1,000 times is allowed")
+
+
+PATTERNS = st.builds(lambda kind, text: {kind: text}, st.just("String"), st.text("ab", max_size=2)) | st.sampled_from(
+    [{"Regex": text} for text in ("a", "a*", "(?=a)", "b|", ".", "^", "\\b")]
+)
+STEPS = st.builds(replacing, PATTERNS, st.text("abc", max_size=3)) | st.builds(
+    lambda text: {"type": "Prepend", "prepend": text}, st.text("ab", max_size=3)
+)
+
+
+@settings(max_examples=50)
+@given(st.lists(STEPS, max_size=4), st.text("ab ", max_size=6))
+def test_no_text_grows_more_than_was_expected(steps, text):
+    chain = in_turn("normalizers", *steps)
+    tree = {
+        "version": "1.0",
+        "normalizer": chain,
+        "added_tokens": [],
+        "model": {"type": "BPE", "vocab": {}, "merges": []},
+    }
+    grown = Tokenizer.from_str(json.dumps(tree)).normalizer.normalize_str(text)
+    assert len(grown) + 1 <= (len(text) + 1) * find_growth(chain)
+
+
+PANICS = {
+    "cannot be used": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAAAAAAA"}},
+    "cannot read letters and digits": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+}
+
+
+@pytest.mark.parametrize("what", PANICS)
+def test_tokenizers_that_panic_are_refused(there, what):
+    """A panic of the library's own language is no Exception."""
+    path = there / "tokenizer.json"
+    tree = json.loads(path.read_text()) | PANICS[what]
+    path.write_text(json.dumps(tree))
+    with pytest.raises(BaseException) as stopped:  # noqa: PT011 (it has no name to import)
+        Tokenizer.from_str(json.dumps(tree)).encode("a the 1 2 3 x y z")
+    assert not isinstance(stopped.value, Exception)
+    refused(there, f"theirs: the tokenizer {what}: ")
+
+
+# --- settings of other families --------------------------------------------------------------------------------------
 
 
 def test_settings_of_other_families(tmp_path):

@@ -89,7 +89,7 @@ def test_training_in_python(tmp_path, monkeypatch, capsys):
     small = ["train.steps=3", "train.validate_every=3", "data.examples=200", "data.valid=9", "data.test=9"]
     assert '["train.steps=200"]' in block.text
     exec(block.text.replace('["train.steps=200"]', repr(small)), {})
-    assert set(ast.literal_eval(capsys.readouterr().out)) == {"exact", "per"}
+    assert set(ast.literal_eval(capsys.readouterr().out)) == {"exact", "cer"}
 
 
 def test_asking_questions_in_python(tmp_path, monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """The command line as a person types it: what comes out, and what is said when something is wrong."""
 
+import gzip
 import json
 import os
 import shutil
@@ -56,12 +57,13 @@ def test_data_that_changed_is_noticed(tmp_path, typed, says):
     data = [f"data={{kind='tsv', train=['{table}'], cut_valid=3, cut_test=3}}"]
     typed("train", "reverse", "--run", tmp_path / "run", *options(*TINY[4:], *data))
     assert typed("evaluate", tmp_path / "run")[2] == ""
-    status, _, err = typed("evaluate", tmp_path / "run", *options("data.cut_test=9"))
-    assert status == 0
-    assert "warning: the training data is not what" in err
+    status, out, err = typed("evaluate", tmp_path / "run", "--json", *options("data.cut_test=9"))
+    seen = json.loads(out)["seen"]
+    assert (status, json.loads(out)["examples"]) == (0, 9)
+    assert f"warning: {seen} of 9 sources are in the training data: new ones will score worse. Leave them" in err
+    assert seen >= 9 - 3 - 3
     table.write_text("".join(lines[:20]))
-    assert "may have seen examples of this test split" in typed("evaluate", tmp_path / "run")[2]
-    assert "Put them back, or start another" in says("train", "--resume", tmp_path / "run")
+    assert "the training data and the validation data are not what" in says("train", "--resume", tmp_path / "run")
     test = tmp_path / "test.tsv"
     test.write_text("ab\tba\n")
     table.unlink()
@@ -177,6 +179,8 @@ def test_a_vocabulary_that_does_not_fit(says, tmp_path, tiny_run):
     tree = json.loads((other / "tokenizer.json").read_text())
     tree["model"]["vocab"] = {word: i for word, i in tree["model"]["vocab"].items() if i < 9}
     (other / "tokenizer.json").write_text(json.dumps(tree))
+    assert says("predict", other).startswith(f"tokenizer.json is not what {other} began with (manifest.json)")
+    (other / "manifest.json").unlink()
     message = says("predict", other)
     assert "source_embedding.weight has shape" in message
     assert message.endswith("The vocabulary does not fit the weights.")
@@ -204,8 +208,8 @@ def test_predictions_in_json(tiny_run, typed):
 
 def test_a_line_that_is_too_long(tiny_run, typed):
     status, out, err = typed("predict", tiny_run, text="abc\n" + "x" * 100_000 + "\n")
-    assert (status, len(out.splitlines())) == (2, 1)
-    assert err.startswith("regard: line 2 has 100,000 tokens, this model takes at most 256. Split it, or let it be cut")
+    assert (status, len(out.splitlines())) == (2, 2)
+    assert err.startswith("regard: line 2 has 100,000 tokens, this model takes at most 256. Split it, or ")
     status, out, err = typed("predict", tiny_run, "--set", "text.longer=cut", text="abc\n" + "x" * 100_000 + "\n")
     assert (status, err) == (0, "regard: 1 text was cut to 256 tokens.\n")
     assert len(out.splitlines()) == 2
@@ -229,9 +233,32 @@ def test_evaluation_in_json_and_outputs(tiny_run, tmp_path, typed):
     assert status == 0
     found = json.loads(out)
     assert found["examples"] == 30
-    assert set(found["metrics"]) == {"exact", "per"}
+    assert set(found["metrics"]) == {"exact", "cer"}
     assert sum(bucket["examples"] for bucket in found["buckets"]) == 30
     assert len((tmp_path / "out.txt").read_text().splitlines()) == 30
+
+
+def test_a_file_that_was_learned_is_noticed(tiny_run, typed, tmp_path):
+    status, out, err = typed("evaluate", tiny_run, "--split", "train", "--json")
+    assert (status, json.loads(out)["seen"]) == (0, 300)
+    assert err.startswith("regard: warning: 300 of 300 sources are in the training data: new ones will score worse.")
+    _, out, err = typed("evaluate", tiny_run, "--json", *options("evaluate.unseen=true"))
+    assert (json.loads(out)["seen"], json.loads(out)["examples"], err) == (0, 30, "")
+
+
+def test_training_says_doubts_epochs_and_what_it_drops(tmp_path, typed):
+    table = tmp_path / "pairs.tsv"
+    table.write_text("ab\tba\n" * 3 + "cd\tdc\nde\ted\n")
+    data = f"data={{kind='tsv', train=['{table}'], cut_valid=1}}"
+    sizes = ("model.kind=transformer", "model.size=16", "model.heads=2", "model.feedforward=8", "train.epochs=2")
+    few = [one for one in TINY[6:] if not one.startswith("train.steps")]
+    status, _, err = typed("train", "reverse", "--run", tmp_path / "run", *options(*few, *sizes, data))
+    assert status == 0, err
+    assert "regard: warning: model.kind 'transformer' has no embedding, attention: left out" in err
+    assert "updates are 2.0 epochs" in err
+    assert "warning: there is no test data" in err
+    said = (tmp_path / "run" / "log.txt").read_text()
+    assert "warning: there is no test data" in said
 
 
 def test_evaluation_of_nothing(says, tmp_path, tiny_run):
@@ -251,7 +278,8 @@ def test_views_exclude_each_other(says, tiny_run):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["predict", "RUN", "--prompt", "a", "--json"], "--prompt continues one text as it comes: leave --best"),
+        (["predict", "RUN", "--prompt", "a", "--json"], "--prompt continues one text as it comes: leave files, --best"),
+        (["predict", "RUN", "a.txt", "--prompt", "a"], "--prompt continues one text as it comes: leave files, --best"),
         (["predict", "RUN", "--device", "nothing"], "the device 'nothing' cannot be used: "),
         (["look", "RUN", "abc", "--map", "all", "--head", "0"], "--map all shows every head: leave --head out."),
         (["look", "RUN", "abc", "--head", "0", "--out", "x.html"], "x.html will hold every map: leave --map and"),
@@ -267,12 +295,31 @@ def test_a_wrong_device_makes_no_run(says, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_one_bad_line_does_not_lose_those_before_it(tiny_run, typed):
-    status, out, err = typed("predict", tiny_run, text=f"abc\nb\n{'a' * 5000}\nb\n")
-    assert (status, len(out.splitlines())) == (2, 2)
-    assert "line 3 has " in err
-    status, out, err = typed("predict", tiny_run, text=b"abc\n\xff\n")
-    assert (status, len(out.splitlines())) == (2, 1)
+def test_one_bad_line_does_not_lose_the_others(tiny_run, typed):
+    """Its place stays empty, so that lines stay aligned; the status says that something was wrong."""
+    _, good, _ = typed("predict", tiny_run, text="abc\nb\n\n\nb\n")
+    status, out, err = typed("predict", tiny_run, text=f"abc\nb\n{'a' * 5000}\n".encode() + b"a\xff\nb\n")
+    assert (status, out) == (2, good)
+    too_long, not_text = err.splitlines()
+    assert too_long.startswith("regard: line 3 has 5,000 tokens")
+    assert not_text.startswith("regard: standard input, line 4: byte 0xff at 2 is not UTF-8")
+    _, out, _ = typed("predict", tiny_run, "--json", text=f"{'a' * 5000}\nabc\n")
+    first, second = map(json.loads, out.splitlines())
+    assert (first, len(second)) == ([], 1)
+
+
+def test_files_are_answered_as_standard_input_is(tiny_run, typed, tmp_path):
+    one, two = tmp_path / "one.txt", tmp_path / "two.gz"
+    one.write_bytes(b"\xef\xbb\xbfabc\r\nb")
+    two.write_bytes(gzip.compress(b"cba\n" + b"a" * 5000 + b"\n"))
+    _, wanted, _ = typed("predict", tiny_run, text="abc\nb\ncba\n\n")
+    status, out, err = typed("predict", tiny_run, one, two)
+    assert (status, out) == (2, wanted)
+    assert err.startswith(f"regard: {two}, line 2 has 5,000 tokens")
+    status, out, err = typed("predict", tiny_run, "einundzwanzig")
+    assert (status, out) == (2, "")
+    hint = "A text comes on standard input: echo einundzwanzig | regard predict RUN"
+    assert err == f"regard: einundzwanzig does not exist. {hint}\n"
 
 
 def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path, typed):

@@ -21,7 +21,7 @@ class ToyConfig(ModelConfig):
     """How wide."""
 
     def check(self, config):
-        if config.train.steps < self.width:
+        if (config.train.steps or self.width) < self.width:
             raise ValueError("model.width is more than train.steps")
 
 

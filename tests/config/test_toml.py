@@ -1,6 +1,7 @@
 """Settings: what is right is read, what is wrong is named, before any tensor exists."""
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,16 @@ def test_written_settings_parse_to_the_same(read, text):
     assert read(toml.dump(given)) == given
 
 
+@pytest.mark.parametrize("text", [REVERSE, TABLE, PARALLEL])
+def test_written_settings_hold_every_default(read, text):
+    """A run keeps what it was trained with, whatever later versions begin with."""
+    given = read(text)
+    written = tomllib.loads(toml.dump(given))
+    for name, group in given:
+        if isinstance(group, Settings):
+            assert written[name].keys() == {field for field, value in group if value is not None}
+
+
 def test_written_settings_keep_infinity(read):
     given = read(REVERSE, "train.clip_norm=inf")
     assert read(toml.dump(given)).train.clip_norm == float("inf")
@@ -78,7 +89,7 @@ def test_settings_are_frozen(read):
 def test_changed_settings_leave_the_given_ones(read):
     given = read(REVERSE)
     assert toml.change(given, ["train.steps=7"]).train.steps == 7
-    assert given.train.steps == 10_000
+    assert given.train.steps is None
     assert refusal(toml.change, given, ["train.step=7"]) == (
         "--set: unknown setting train.step. Did you mean train.steps?"
     )
@@ -187,9 +198,100 @@ def test_every_complaint_is_made(read):
     ]
 
 
+def test_heads_divide_the_size_and_key_heads_the_heads(read):
+    sizes = ["model.size=24", "model.heads=6"]
+    assert read(REVERSE, *sizes, "model.kv_heads=3").model.kv_heads == 3
+    for change, message in (("kv_heads=4", "heads 6 is not a multiple of kv_heads 4"), ("heads=7", "size 24 is not a")):
+        assert message in refusal(read, REVERSE, *sizes, f"model.{change}")
+
+
+def test_an_odd_size_is_for_one_direction(read):
+    assert read(TABLE, "model.size=7", "model.bidirectional=false").model.size == 7
+    assert "size 7 is odd" in refusal(read, TABLE, "model.size=7")
+
+
+@pytest.mark.parametrize("buckets", ["[5, 5]", "[5, 10, 7]"])
+def test_buckets_increase(read, buckets):
+    assert f"buckets {buckets} must increase" in refusal(read, REVERSE, f"evaluate.buckets={buckets}")
+
+
 def test_rotary_positions_need_even_heads(read):
     message = refusal(read, REVERSE, "model.size=24", "model.positions=rotary")
     assert message == "given.toml with --set: model: rotary positions rotate pairs: size / heads = 3 must be even."
+
+
+# --- another kind ----------------------------------------------------------------------------------------------------
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def test_another_kind_keeps_what_fits_and_says_what_it_drops():
+    said = []
+    found = toml.read("reverse", ["model.kind=transformer"], said.append)
+    assert (found.model.kind, found.model.size) == ("transformer", 128)
+    assert said == ["model.kind 'transformer' has no embedding, attention: left out, they belong to another kind."]
+    found = toml.read("numbers", ["data.kind=dates"], said.append)
+    assert found.data.kind == "dates"
+    assert said[1:] == ["data.kind 'dates' has no language, digits: left out, they belong to another kind."]
+
+
+def test_the_readmes_file_takes_every_kind_it_names(read):
+    text = README.read_text(encoding="utf-8").split("```toml\n")[1].split("```")[0]
+    with pytest.warns(UserWarning, match="has no feedforward, heads, encoder_layers, decoder_layers, positions: left"):
+        found = read(text.replace('kind = "transformer"', 'kind = "rnn"'))
+    assert (found.model.kind, found.model.size) == ("rnn", 256)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            ["model.kind=transformer", "model.attention=dot"],
+            "unknown setting model.attention. Did you mean model.activation?",
+        ),
+        (
+            ['model={kind="transformer", attention="dot"}'],
+            "unknown setting model.attention. Did you mean model.activation?",
+        ),
+        (["model.atention=dot"], "unknown setting model.atention. Did you mean model.attention?"),
+    ],
+)
+def test_what_is_asked_for_and_does_not_fit_is_refused(read, changes, message):
+    assert refusal(read, TABLE, *changes) == f"given.toml with --set: {message}"
+
+
+# --- how long to train -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "batches", "steps", "warmup", "every"),
+    [
+        ({}, 14, 1400, 140, 70),
+        ({"epochs": 3}, 7, 21, 2, 2),
+        ({"epochs": 3, "accumulate": 4}, 7, 6, 0, 1),
+        ({}, 1000, 100_000, 400, 1000),
+        ({"steps": 500, "warmup": 0, "validate_every": 250}, 14, 500, 0, 250),
+        ({"steps": 500, "epochs": 3}, 14, 500, 50, 25),
+    ],
+)
+def test_the_length_of_training_follows_the_data(given, batches, steps, warmup, every):
+    found = run.TrainConfig(**given).resolve(batches)
+    assert (found.steps, found.warmup, found.validate_every) == (steps, warmup, every)
+    assert found.resolve(2 * batches) == found
+    assert found.patience == 10
+
+
+@pytest.mark.parametrize("name", toml.recipes())
+def test_recipes_say_how_long_they_train(name):
+    """Published figures are theirs, whatever the defaults become."""
+    train = toml.parse(toml.recipes()[name]).train
+    assert train.patience == 0
+    assert train.resolve(7) == train
+
+
+def test_epochs_take_the_place_of_a_recipes_steps():
+    assert toml.read("reverse", ["train.epochs=3"]).train.resolve(7).steps == 21
+    assert toml.read("reverse", ["train.epochs=3", "train.steps=5"]).train.resolve(7).steps == 5
 
 
 # --- --set -----------------------------------------------------------------------------------------------------------
@@ -226,6 +328,10 @@ scalars = (
 def test_change_takes_every_value(value):
     written = json.dumps(value, ensure_ascii=False).replace("Infinity", "inf")
     assert toml.merge({}, [f"a.b={written}"]) == {"a": {"b": value}}
+
+
+def test_a_change_sets_one_setting_alone():
+    assert toml.merge({}, ["a=1\nb = 2"]) == {"a": "1\nb = 2"}
 
 
 def test_later_changes_win():
@@ -274,6 +380,32 @@ def test_file_that_is_not_toml_is_refused(tmp_path, content):
     assert refusal(toml.read, str(path)).startswith(f"{path} is not TOML: ")
 
 
+def test_a_byte_order_mark_is_no_setting(tmp_path):
+    (tmp_path / "marked.toml").write_text(REVERSE, encoding="utf-8-sig")
+    assert toml.read(str(tmp_path / "marked.toml")).data.kind == "reverse"
+
+
+CLASSIFIER = TABLE.replace("rnn", "classifier") + '[text.target]\nkind = "label"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "many"),
+    [
+        *((TABLE, f"data.{split}", True) for split in ("train", "valid", "test")),
+        *((TABLE, f"model.{side}_vectors", False) for side in ("source", "target")),
+        (TABLE, "text.raw", True),
+        (CLASSIFIER, "model.pretrained", False),
+    ],
+)
+def test_every_path_becomes_absolute_by_every_road(read, tmp_path, text, name, many):
+    """In a file, by --set, and by a change of settings that were read."""
+    value = '["here"]' if many else '"here"'
+    for made in (read(text, f"{name}={value}"), toml.change(read(text), [f"{name}={value}"])):
+        group, _, last = name.partition(".")
+        found = getattr(getattr(made, group), last)
+        assert found == ((str(tmp_path / "here"),) if many else str(tmp_path / "here"))
+
+
 def test_paths_become_absolute(read, tmp_path, monkeypatch):
     monkeypatch.setenv("SOMEWHERE", "/some/where")
     monkeypatch.setenv("HOME", "/home/sweet")
@@ -285,6 +417,23 @@ def test_paths_become_absolute(read, tmp_path, monkeypatch):
     assert parallel.data.train == data.Sides(source=(str(tmp_path / "a"),), target=(str(tmp_path / "b"),))
     assert parallel.data.valid == data.Sides(source=("/some/where/v",), target=("/w",))
     assert parallel.data.test is None
+
+
+def test_paths_of_a_file_begin_at_its_folder(tmp_path, monkeypatch):
+    """And those of --set at the current one, wherever the file is; those of the user's variables, too."""
+    monkeypatch.setenv("SOMEWHERE", "here")
+    (tmp_path / "there").mkdir()
+    text = TABLE.replace('["a.tsv"]', '["a.tsv", "$SOMEWHERE/b", "/c"]') + 'source_vectors = "v.txt"\n'
+    (tmp_path / "there" / "given.toml").write_text(f'{text}[text]\nraw = ["../r.txt"]\n', encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    found = toml.read("there/given.toml", ['data.valid=["d"]', "model.target_vectors=w.txt"])
+    assert found.data.train == (str(tmp_path / "there/a.tsv"), str(tmp_path / "here/b"), "/c")
+    assert found.data.valid == (str(tmp_path / "d"),)
+    assert found.model.source_vectors == str(tmp_path / "there/v.txt")
+    assert found.model.target_vectors == str(tmp_path / "w.txt")
+    assert [Path(name).resolve() for name in found.text.raw] == [tmp_path / "r.txt"]
+    (tmp_path / "run.toml").write_text(toml.dump(found), encoding="utf-8")
+    assert toml.read(str(tmp_path / "run.toml")) == found  # what a run keeps is true everywhere
 
 
 @pytest.mark.parametrize("name", ["$REGARD_NOWHERE", "${REGARD_NOWHERE}"])

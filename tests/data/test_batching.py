@@ -82,6 +82,12 @@ def test_collate_by_hand():
     assert {tensor.dtype for tensor in batch} == {torch.int64}
 
 
+def test_a_text_without_labels_counts_as_one():
+    batch = collate([Row([5, EOS], [7, 8], False), Row([5, EOS], [PAD], False)])
+    assert batch.answer.tolist() == [[7, 8], [PAD, PAD]]
+    assert batch.tokens == 3
+
+
 def test_sources_alone_are_those_of_the_batch():
     rows = of_lengths([(3, 1), (5, 2)])
     source, lengths = pad_sources([row.source for row in rows])
@@ -119,6 +125,17 @@ def test_epochs_and_seeds_differ():
     assert all(left != right for left in orders for right in orders if left is not right)
     together = [{frozenset(batch) for batch in order} for order in orders[:2]]
     assert together[0] != together[1]  # not only the order of the batches
+
+
+def test_neighbours_are_alike_on_both_sides():
+    """Sources grow under targets of one length and shrink under the next, so long ones meet."""
+    lengths = [(1, 1), (1, 1), (9, 1), (9, 2), (1, 2), (1, 2)]
+    batches = plan_epoch(of_lengths(lengths), 18, 1, 0)
+    assert sorted(sorted(lengths[i] for i in batch) for batch in batches) == [
+        [(1, 1), (1, 1)],
+        [(1, 2), (1, 2)],
+        [(9, 1), (9, 2)],
+    ]
 
 
 def test_batches_come_in_no_order_of_length():

@@ -51,6 +51,15 @@ def test_lines_of_a_label_and_a_text(tmp_path):
     }
 
 
+def test_a_line_without_a_label_is_dropped(tmp_path):
+    """Its first word is not one."""
+    splits = read_files(
+        LabelledData(kind="labelled", train=put(tmp_path / "t", "1 a b\n\tgood film\n bad film\n0 c\n"))
+    )
+    assert [(e.source, e.target) for e in splits.train] == [("a b", "1"), ("c", "0")]
+    assert splits.ledgers["train"].dropped == {"empty": [f"{tmp_path}/t:2", f"{tmp_path}/t:3"]}
+
+
 def test_one_label_is_nothing_to_tell_apart(tmp_path):
     put(tmp_path / "t", "".join(f"good number {n}\n" for n in range(2000)))
     config = read("trec", [f'data.train=["{tmp_path / "t"}"]', "text.raw=[]"])
@@ -72,13 +81,13 @@ def test_a_label_of_the_validation_that_training_never_saw(tmp_path):
     ("changes", "message"),
     [
         (["text.target.kind=char"], r'a model of kind classifier needs text\.target = \{ kind = "label" \}'),
-        (["model.kind=rnn"], "unknown setting"),
+        (["model.kind=rnn"], "a model of kind rnn has no labels: change text.target"),
     ],
 )
 def test_settings_that_do_not_fit_each_other(changes, message, monkeypatch):
     monkeypatch.setenv("REGARD_DATA", "/nowhere")
     with pytest.raises(ConfigError, match=message):
-        read("trec", changes)
+        read("trec", changes, lambda text: None)
 
 
 # --- stories ---------------------------------------------------------------------------------------------------------
@@ -236,6 +245,12 @@ def test_a_field_that_is_missing_is_named_with_its_place(tree, message, tmp_path
         read_files(SquadData(kind="squad", train=put(tmp_path / "q.json", json.dumps(tree))))
 
 
+def test_a_field_that_comes_twice_is_refused(tmp_path):
+    text = json.dumps(squad()).replace('"context": ', '"context": "Ada sees Bob.", "context": ')
+    with pytest.raises(DataError, match=r"q\.json has the field 'context' twice in one object\. Remove one of them\."):
+        read_files(SquadData(kind="squad", train=put(tmp_path / "q.json", text)))
+
+
 def test_json_that_ends_too_soon(tmp_path):
     with pytest.raises(DataError, match=r"q\.json is not JSON"):
         read_files(SquadData(kind="squad", train=put(tmp_path / "q.json", json.dumps(squad())[:40])))
@@ -274,6 +289,19 @@ def test_doubts_about_texts(tmp_path):
     ]
     same = read("shakespeare", [*changes, f'data.valid=["{train[0]}"]', "data.test_share=0.0"])
     assert find_doubts(prepare(same))[0] == "1 of 1 valid sources are in the training data too."
+
+
+def test_doubts_about_pairs(tmp_path):
+    """Lines that occur more than once are counted apart from their surplus copies."""
+    train = put(tmp_path / "t", "a\tA\n" * 4 + "b\tB\n" * 2 + "b\tX\nc\tC\nd\tD\n")
+    valid, test = put(tmp_path / "v", "a\tA\ne\tE\n"), put(tmp_path / "w", "b\tB\ne\tE\nf\tF\na\tA\n")
+    data = f"data={{kind='tsv', train={list(train)}, valid={list(valid)}, test={list(test)}}}"
+    assert find_doubts(prepare(read("reverse", [data]))) == [
+        "1 of 2 valid sources are in the training data too.",
+        "2 of 4 test sources are in the training data too.",
+        "2 of 4 test sources are in the validation data too.",
+        "2 training examples occur more than once: 4 surplus copies.",
+    ]
 
 
 def test_a_text_file_is_one_document(tmp_path):

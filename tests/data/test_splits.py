@@ -153,6 +153,24 @@ def test_tsv_knows_no_quotes(folder):
     assert pairs(folder.table("tsv", b'"a\tb"\n')) == [('"a', 'b"')]
 
 
+def test_a_carriage_return_inside_a_line_of_tsv_is_in_the_ledger(folder):
+    """What follows it may be another row, of a file that was put together from two systems."""
+    splits = folder.table("tsv", b"a\tb\rc\td\ne\tf\r\ng\r\th\n")
+    assert pairs(splits) == [("e", "f")]
+    assert splits.ledgers["train"].dropped == {
+        "carriage return inside the line": [folder.name("s:1"), folder.name("s:3")]
+    }
+
+
+@pytest.mark.parametrize("kind", ["tsv", "parallel", "jsonl"])
+def test_lines_that_end_in_a_carriage_return_are_refused(folder, kind):
+    content = b"a\tb\rc\td\r"
+    read = {"parallel": folder.parallel, "jsonl": folder.jsonl}.get(kind, folder.table)
+    arguments = {"parallel": (content, b"a dog\n"), "jsonl": (content,)}.get(kind, (kind, content))
+    wanted = r"expected LF or CRLF. Convert it: tr '\r' '\n' < OLD > NEW."
+    assert refusal(read, *arguments) == f"{folder.name('s')} has lines that end in CR alone, {wanted}"
+
+
 def test_jsonl_fields(folder):
     line = json.dumps({"de": "Öl\n", "en": "oil", "id": 3}) + "\n"
     assert pairs(folder.jsonl(line.encode(), source="de", target="en")) == [("Öl\n", "oil")]
@@ -365,6 +383,14 @@ def test_huge_csv_cell_is_read(folder):
         ),
         (b'{"source": null, "target": "b"}', "has no text in field 'source'. Its fields are source, target."),
         (b"{}", "has no text in field 'source'. Its fields are none."),
+        (
+            b'{"source": "a", "target": "b", "source": "c"}',
+            "has the field 'source' twice in one object. Remove one of them.",
+        ),
+        (
+            b'{"source": "a", "target": "b", "more": {"x": 1, "x": 1}}',
+            "has the field 'x' twice in one object. Remove one of them.",
+        ),
     ],
 )
 def test_json_without_text_is_refused(folder, line, message):
@@ -457,10 +483,13 @@ def test_every_kind_of_data_has_its_reader():
 def test_where_one_split_is_wanted_no_other_file_is_read(folder, only):
     there = folder.write("v", b"e\tf\n")
     missing = {"valid": (folder.name("none"),), "test": (folder.name("none"),)}
-    data = TableData(kind="tsv", train=(folder.name("none"),), cut_valid=2, **(missing | {only: (there,)}))
+    sizes = {"cut_valid": 2, "cut_test": 2}
+    data = TableData(kind="tsv", train=(folder.name("none"),), **(sizes | missing | {only: (there,)}))
     found = read_splits(data, 1, lambda example: example, only)
     assert getattr(found, only) == [Example("e", "f", f"{there}:1")]
     assert sum(map(len, found[:3])) == 1
+    alone = data.model_copy(update=dict.fromkeys({"valid", "test"} - {only}, ()))
+    assert read_splits(alone, 1, lambda example: example, only) == found  # nor is the other cut from anything
     train = folder.write("t", b"a\tb\nc\td\n")
     cut_off = TableData(kind="tsv", train=(train,), cut_valid=1, cut_test=0 if only == "valid" else 1, test=(there,))
     assert len(read_splits(cut_off, 1, lambda example: example, "valid").valid) == 1  # it has no files of its own

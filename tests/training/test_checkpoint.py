@@ -1,7 +1,9 @@
 """A run is whole at every instant: what is saved loads, what is damaged is named, what fails leaves the old."""
 
 import ast
+import copy
 import json
+import os
 import random
 import subprocess
 import sys
@@ -143,6 +145,35 @@ def test_misshapen_weights_are_refused(saved):
     )
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_weights_that_are_not_finite_are_refused(saved, value):
+    model, path = saved
+    tensors, before = checkpoint.load_tensors(path), copy.deepcopy(checkpoint.get_weights(model))
+    bias = tensors["output.bias"].clone()
+    bias[3] = value
+    assert refusal(checkpoint.fill_weights, model, {**tensors, "output.bias": bias}, path) == (
+        f"{path}: output.bias has numbers that are not finite: its training has gone astray, or the file is damaged. "
+        "Train anew with a smaller train.learning_rate, or use another copy."
+    )
+    assert same(checkpoint.get_weights(model), before)
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.int8, torch.int64, torch.complex64, torch.float8_e4m3fn])
+def test_weights_of_another_type_are_refused(saved, kind):
+    model, path = saved
+    tensors = {**checkpoint.load_tensors(path), "embedding.weight": torch.ones(7, 5).to(kind)}
+    wanted = f"{str(kind).removeprefix('torch.')}, expected floating-point numbers of 16 bits or more."
+    assert refusal(checkpoint.fill_weights, model, tensors, path) == f"{path}: embedding.weight is of type {wanted}"
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_of_any_width_are_taken(saved, kind):
+    model, path = saved
+    tensors = {name: tensor.to(kind) for name, tensor in checkpoint.load_tensors(path).items()}
+    checkpoint.fill_weights(model, tensors, path)
+    assert same(checkpoint.get_weights(model), {name: tensor.float() for name, tensor in tensors.items()})
+
+
 def test_average_is_the_mean_of_the_files(tmp_path):
     paths = [tmp_path / f"{step}.safetensors" for step in (1, 2, 3)]
     tensors = [{"a": torch.rand(5, dtype=torch.float64), "b": torch.rand(2, 3, dtype=torch.float64)} for _ in paths]
@@ -161,13 +192,51 @@ def test_weights_without_a_folder_are_refused(saved):
     refusal(checkpoint.save_weights, path / "inside.safetensors", checkpoint.get_weights(model), 1)
 
 
+def test_nothing_is_written_through_a_link(tmp_path):
+    """One that somebody put where a file is written before it gets its name."""
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / ".x.json.part").symlink_to(tmp_path / "mine.txt")
+    checkpoint.write_file(tmp_path / "x.json", b"new")
+    assert (tmp_path / "x.json").read_bytes() == b"new"
+    assert not (tmp_path / "x.json").is_symlink()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / f".y.{os.getpid()}.part").symlink_to(tmp_path / "folder")
+    with pytest.raises(RunError, match="y cannot be saved: File exists"), checkpoint.make_folder(tmp_path / "y"):
+        pass
+    assert files(tmp_path) == ["mine.txt", "x.json"]
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_what_a_killed_process_left_is_overwritten(tmp_path):
+    (tmp_path / ".x.json.part").write_bytes(b"half of something longer")
+    (tmp_path / f".y.{os.getpid()}.part").mkdir()
+    (tmp_path / f".y.{os.getpid()}.part" / "half").write_bytes(b"half")
+    checkpoint.write_file(tmp_path / "x.json", b"new")
+    with checkpoint.make_folder(tmp_path / "y") as beside:
+        (beside / "whole").write_bytes(b"whole")
+    assert files(tmp_path) == ["x.json", "y/whole"]
+
+
+def test_the_checksum_is_of_names_types_shapes_and_numbers():
+    one = {"a": torch.arange(6.0), "b": torch.tensor(3.0), "c": torch.zeros(0)}
+    assert checkpoint.checksum(dict(reversed(one.items()))) == checkpoint.checksum(one)
+    others = [
+        {"a": one["b"], "b": one["a"], "c": one["c"]},
+        {**one, "a": torch.arange(6.0).view(2, 3)},
+        {**one, "a": torch.arange(6.0).view(torch.int32)},
+        {**one, "b": torch.tensor(3.0000002)},
+        {"a": one["a"], "b": one["b"]},
+    ]
+    assert len({checkpoint.checksum(tensors) for tensors in (one, *others)}) == 6
+
+
 # --- the run ---------------------------------------------------------------------------------------------------------
 
 
 def test_run_is_created_once(tmp_path, letters):
     run = tmp_path / "deep" / "run"
     checkpoint.create_run(run, CONFIG, Vocabularies(letters, letters), {"train": {"dropped": {"empty": ["한:1"]}}})
-    assert files(run) == ["config.toml", "data.json", "tokenizer.json"]
+    assert files(run) == ["config.toml", "data.json", "manifest.json", "tokenizer.json"]
     assert checkpoint.load_config(run) == CONFIG
     source, target = checkpoint.load_vocabularies(run)
     assert source.dump() == letters.dump()

@@ -40,6 +40,15 @@ def test_the_probe_decides(monkeypatch):
         assert device.precision(torch.device("cpu")) == kind
 
 
+def test_the_probe_does_not_run_what_lies_in_the_current_folder(monkeypatch, tmp_path):
+    """As a file that happens to be called torch.py."""
+    (tmp_path / "lying_here.py").write_text("print(2.0)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(device, "announces_bfloat16", lambda: True)
+    monkeypatch.setattr(device, "PROBE", "import lying_here")
+    assert device.precision(torch.device("cpu")) == torch.float32
+
+
 def test_memory_can_be_kept_anywhere():
     code = "from regard.training.device import keep_memory; import torch; keep_memory(); torch.ones(2**20).sum()"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

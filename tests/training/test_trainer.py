@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from regard.config.toml import change as with_changes
 from regard.config.toml import merge, parse, read, recipes, validate
 from regard.data.batching import Row, collate, iterate_updates, plan_epoch
 from regard.data.examples import Example
+from regard.data.vocabulary import PAD
 from regard.errors import ConfigError, DataError, RunError, TrainError
 from regard.evaluation.fit import fit, forget_after, spread
 from regard.inference.load import load
@@ -165,6 +167,85 @@ def test_what_cannot_be_built_leaves_no_run(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="too large"):
         start_run(tiny(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+EVERY = (
+    *("train.epochs=3", "train.steps=20", "train.batch_tokens=64", "train.accumulate=2", "train.optimizer=adamw"),
+    *("train.learning_rate=0.02", "train.schedule=cosine", "train.warmup=3", "train.betas=[0.8, 0.95]"),
+    *("train.weight_decay=0.3", "train.clip_norm=0.5", "train.label_smoothing=0.2", "train.precision=float32"),
+    *("train.average_checkpoints=2", "train.validate_every=2", "train.validate_examples=7", "train.save_every=3"),
+    *("train.patience=2", "train.seed=5"),
+)
+"""Every setting of [train], none of them the default."""
+
+
+def test_training_is_a_plain_loop_with_every_setting(tmp_path, monkeypatch):
+    """A loop of torch's own parts, with the settings written into it as numbers, comes to the same weights."""
+    config, scores, looked, events = tiny("model.dropout=0.3", *EVERY), iter([1.0, 3.0, 2.0, 2.5]), [], []
+    assert {change.partition("=")[0] for change in EVERY} == {f"train.{name}" for name in TrainConfig.model_fields}
+    assert not [name for name, value in config.train if value == getattr(TrainConfig(), name)]
+
+    def score(predictor, examples, *rest, **options):
+        torch.rand(7)  # which must not change what training draws
+        looked.append((len(examples), predictor.model.training))
+        return SimpleNamespace(sources=[], outputs=[], references=[], metrics={"exact": next(scores)})
+
+    monkeypatch.setattr("regard.evaluation.fit.evaluate", score)
+    prepared, run = start_run(config, tmp_path / "run"), tmp_path / "run"
+    progress = fit(prepared, run, events.append, device="cpu")
+    assert (progress.step, progress.best, progress.best_step) == (8, 3.0, 4)  # two validations brought nothing better
+    assert looked == [(7, False)] * 4
+    assert [event.step for event in events if event.kind == "saved"] == [2, 3, 4, 6, 8]
+
+    torch.manual_seed(5)
+    model, rows, kept, told = prepared.task.build().train(), prepared.rows, [], []
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.8, 0.95), weight_decay=0.3)
+    batches = (collate([rows[i] for i in batch]) for epoch in range(9) for batch in plan_epoch(rows, 64, 5, epoch))
+    for step in range(1, 9):
+        pair, losses = [next(batches), next(batches)], []
+        tokens = sum(int((batch.answer != PAD).sum()) for batch in pair)
+        for batch in pair:
+            logits, options = model.logits(batch).transpose(1, 2), {"ignore_index": PAD, "reduction": "sum"}
+            losses.append([F.cross_entropy(logits, batch.answer, label_smoothing=a, **options) for a in (0.2, 0.0)])
+            (losses[-1][0] / tokens).backward()
+        norm = math.sqrt(sum(float(part.grad.square().sum()) for part in model.parameters()))
+        for part in model.parameters():
+            part.grad *= min(1.0, 0.5 / norm)
+        decayed = 0.5 + 0.5 * math.cos(math.pi * (step - 3) / (20 - 3))
+        rate = optimizer.param_groups[0]["lr"] = 0.02 * (step / 3 if step < 3 else decayed)
+        loss, nats = (float(sum(parts).detach()) / tokens for parts in zip(*losses, strict=True))
+        told.append({"loss": loss, "nats": nats, "norm": norm, "rate": rate, "tokens": tokens})
+        optimizer.step()
+        optimizer.zero_grad()
+        kept += [{name: part.detach().clone() for name, part in model.named_parameters()}] * (step % 2 == 0)
+    reported = [event.values for event in events if event.kind == "step"]
+    assert [{name: one[name] for name in told[0]} for one in reported] == [pytest.approx(one, rel=1e-4) for one in told]
+    assert max(one["norm"] for one in told) > 0.5  # else nothing was clipped
+    best, last = load_tensors(run / "model.safetensors"), load_state(run)[0]
+    for name in best:
+        torch.testing.assert_close(best[name], (kept[0][name] + kept[1][name]) / 2, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(last[f"model.{name}"], kept[3][name], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_bfloat16_is_near_and_used(name):
+    """Products are of 16 bits, the loss and what the optimizer sees of 32, and both are near those of float32."""
+    config = config_of(name)
+    prepared, found, kinds = prepare(config), [], set()
+    batches = [collate(prepared.rows[:32])]
+    for kind in (torch.float32, torch.bfloat16):
+        model = build(prepared).eval()
+        layer = next(part for part in model.modules() if isinstance(part, torch.nn.Linear))
+        layer.register_forward_hook(lambda part, inputs, output: kinds.add(output.dtype))
+        loss = accumulate_gradients(model, batches, config.train, kind)
+        assert loss.total.dtype == torch.float32
+        assert all(part.grad.dtype == torch.float32 for part in model.parameters())
+        found.append((float(loss.total), torch.cat([part.grad.flatten() for part in model.parameters()])))
+    assert kinds == {torch.float32, torch.bfloat16}
+    (wide, exact), (near, rounded) = found
+    assert near == pytest.approx(wide, rel=2**-8)
+    assert F.cosine_similarity(rounded, exact, dim=0) > 0.999
+    assert float(rounded.norm()) == pytest.approx(float(exact.norm()), rel=2**-6)
 
 
 def test_accumulated_gradients_are_those_of_one_large_batch():
@@ -331,6 +412,60 @@ def test_a_state_that_does_not_fit_is_refused(tmp_path, tiny_run, damage):
         fit(prepared, run, lambda event: None, device="cpu")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"tokens": "many"}, "tokens in state.json is 'many', input should be a valid integer"),
+        ({"checkpoints": 3}, "checkpoints in state.json is 3, input should be a valid array"),
+        ({"checkpoints": ["last"]}, "checkpoints.0 in state.json is 'last', input should be a valid integer"),
+        ({"precision": None}, "precision in state.json is None, input should be a valid string"),
+        ({"best": [1]}, "best in state.json is [1], input should be a valid number"),
+        ({"seconds": {}}, "seconds in state.json is {}, input should be a valid number"),
+    ],
+)
+def test_a_state_of_wrong_types_is_refused(tmp_path, tiny_run, wrong, said):
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run)
+    (path,) = (run / "state").glob("*/state.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
+    with pytest.raises(RunError) as caught:
+        fit(resume_run(run), run, lambda event: None, device="cpu")
+    assert str(caught.value) == f"{run}/state is damaged: {said}. Train anew, or put another copy of it there."
+
+
+def test_files_among_the_checkpoints_that_do_not_belong_are_left_alone(tmp_path):
+    folder = tmp_path / "run" / "checkpoints"
+
+    def report(event):
+        if event.kind == "step" and event.step == 1:
+            folder.mkdir()
+            for name in ("best.safetensors", "2²", "notes.txt"):
+                (folder / name).write_text("mine")
+
+    train_tiny(tmp_path / "run", "train.average_checkpoints=2", "train.validate_every=2", report=report)
+    assert {path.name for path in folder.iterdir()} == {
+        *("6.safetensors", "8.safetensors"), *("best.safetensors", "2²", "notes.txt"),
+    }  # fmt: skip
+
+
+def test_other_threads_are_said(tmp_path):
+    """The sums of other numbers of threads differ in their last digits."""
+    run, steps, said = tmp_path / "run", [], []
+    train_tiny(run, report=lambda event: steps.append(event.step), stop=lambda: max(steps, default=0) >= 5)
+    path = next((run / "state").glob("*/state.json"))
+    path.write_text(path.read_text().replace('"threads": 1', '"threads": 3'))
+
+    def report(event):
+        said.extend(event.values.values() if event.kind == "warning" else ())
+
+    fit(resume_run(run), run, report, device="cpu")
+    assert said == [
+        "it goes on with 1 threads, where it had 3: the last digits may differ. OMP_NUM_THREADS=3 keeps them."
+    ]
+    fit(resume_run(run), run, report, device="cpu")
+    assert len(said) == 1
+
+
 @pytest.mark.parametrize("every", [2, 100])
 def test_a_trained_run_without_its_state_does_not_begin_again(tmp_path, every):
     run = tmp_path / "run"
@@ -473,7 +608,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 0
+    assert process.returncode == 130  # as of any program that Ctrl-C ends: `train && evaluate` does not go on
     assert f"Go on with: regard train --resume {tmp_path / 'run'}" in said
     assert load_state(tmp_path / "run")[1]["step"] > 0
 
@@ -483,6 +618,36 @@ def test_validation_examples_come_from_everywhere():
     assert [example.source for example in spread(examples, 4, together=False)] == ["0", "2", "5", "7"]
     assert spread(examples, 20, together=False) == examples
     assert spread(examples, 3, together=True) == examples[:3]
+
+
+def test_the_length_of_training_follows_the_data(tmp_path):
+    (tmp_path / "t.tsv").write_text("".join(f"{n}\t{n}\n" for n in range(100)))
+    text = """
+[data]
+kind = "tsv"
+train = ["t.tsv"]
+cut_valid = 10
+[text]
+source = { kind = "char" }
+[model]
+kind = "rnn"
+size = 8
+embedding = 8
+[train]
+batch_tokens = 30
+epochs = 3
+[evaluate]
+metrics = ["perplexity"]
+"""
+    (tmp_path / "my.toml").write_text(text)
+    prepared = start_run(read(str(tmp_path / "my.toml")), tmp_path / "run")
+    batches = len(plan_epoch(prepared.rows, 30, 1, 0))
+    assert (prepared.epoch, prepared.config.train.steps) == (batches, 3 * batches)
+    assert prepared.task.config == prepared.config == parse(tmp_path / "run" / "config.toml")
+    said = f"{3 * batches} updates are 3.0 epochs, fewer if 10 validations bring nothing better"
+    assert prepared.facts().endswith(said)
+    progress = fit(prepared, tmp_path / "run", lambda event: None, device="cpu")
+    assert progress.step == 3 * batches
 
 
 # --- what is refused before the first step ---------------------------------------------------------------------------

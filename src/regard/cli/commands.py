@@ -4,6 +4,7 @@ needs it."""
 import io
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -74,10 +75,10 @@ def check(
 
     Example: `regard check numbers --set data.language=ko`
     """
-    from regard.cli.console import say, show_ledgers
+    from regard.cli.console import say, show_ledgers, warn
     from regard.training.prepare import find_doubts, prepare
 
-    prepared = prepare(regard.read(name, changes or ()))
+    prepared = prepare(regard.read(name, changes or (), warn))
     show_ledgers(prepared.splits.ledgers, say)
     say(prepared.facts())
     for doubt in find_doubts(prepared):
@@ -101,7 +102,7 @@ def train(
     Examples: `regard train numbers --run runs/n`, `regard train my.toml --set train.steps=2000`,
     `regard train --resume runs/n`
     """
-    from regard.cli.console import tell
+    from regard.cli.console import tell, warn
     from regard.cli.verbs import train_run
     from regard.training.device import choose
 
@@ -118,13 +119,14 @@ def train(
         place, prepared = resume, regard.resume_run(resume)
     else:
         place = run or Path("runs") / Path(str(name)).stem
-        prepared = regard.start_run(regard.read(str(name), changes or ()), place, tell)
+        prepared = regard.start_run(regard.read(str(name), changes or (), warn), place, tell)
     train_run(prepared, place, device)
 
 
 @app.command()
 def predict(
     run: Run,
+    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Texts; else standard input.")] = None,
     best: Annotated[int, typer.Option(min=1, help="Answers per line, best first, separated by tabs.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Answers with scores and token log-probabilities.")] = False,
     prefix: Annotated[str, typer.Option(help="Force every answer to begin with this.")] = "",
@@ -133,19 +135,20 @@ def predict(
     device: Device = "auto",
     engine: Engine = "auto",
 ) -> None:
-    """Answer standard input line by line. The run knows its task: it translates, continues, classifies, or answers
-    a question (then a line is the question, a tab and the context).
+    """Answer files or standard input line by line. The run knows its task: it translates, continues, classifies, or
+    answers a question (then a line is the question, a tab and the context). A line that cannot be answered is named,
+    its answer is empty, and the status is 2 in the end.
 
-    Examples: `echo einundzwanzig | regard predict runs/n`, `regard predict runs/n --best 3 --json < input.txt`,
+    Examples: `echo einundzwanzig | regard predict runs/n`, `regard predict runs/n input.txt --best 3 --json`,
     `regard predict runs/shakespeare --prompt "ROMEO:" --set decode.temperature=0.7 --set decode.max_extra=300`
     """
     from regard.cli.verbs import answer_input, continue_prompt
 
     predictor = regard.load(run, changes or (), device, engine)
     if prompt is None:
-        answer_input(predictor, best, prefix, as_json)
-    elif best > 1 or as_json or prefix:
-        raise InputError("--prompt continues one text as it comes: leave --best, --json and --prefix out.")
+        answer_input(predictor, files or [], best, prefix, as_json)
+    elif files or best > 1 or as_json or prefix:
+        raise InputError("--prompt continues one text as it comes: leave files, --best, --json and --prefix out.")
     else:
         continue_prompt(predictor, prompt)
 
@@ -162,7 +165,8 @@ def evaluate(
 ) -> None:
     """Score a run on its test data: overall, and by source length.
 
-    Examples: `regard evaluate runs/n --json`, `regard evaluate runs/n --set decode.beam_size=5`
+    Examples: `regard evaluate runs/n --json`, `regard evaluate runs/n --set decode.beam_size=5`,
+    `regard evaluate runs/n --set evaluate.unseen=true`
     """
     from regard.cli.verbs import score_split
 
@@ -319,13 +323,15 @@ def export(
 
 
 def main() -> None:
-    """Run the command line: a RegardError is a message and status 2; anything else is a bug and shows itself. What is
-    written is UTF-8, as what is read."""
+    """Run the command line: a RegardError is a message and status 2; anything else is a bug and shows itself. A warning
+    is a line on standard error. What is written is UTF-8, as what is read."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8")
     try:
-        app()
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *where: print(f"regard: {message}", file=sys.stderr)
+            app()
     except RegardError as error:
         print(f"regard: {error}", file=sys.stderr)
         sys.exit(2)

@@ -34,6 +34,11 @@ def tell(text: str) -> None:
     err.print(text, markup=False, soft_wrap=True)
 
 
+def warn(text: str) -> None:
+    """A doubt, on standard error."""
+    tell(f"regard: warning: {text}")
+
+
 def show_ledgers(ledgers: dict[str, Ledger], say: Callable[[str], None]) -> None:
     """What became of the data, split by split."""
     for name, ledger in ledgers.items():
@@ -55,6 +60,7 @@ class TrainingView:
         self.task = self.progress.add_task("", total=config.train.steps, loss=float("nan"), speed=0.0)
         self.shown = time.monotonic()
         self.tokens, self.loss, self.speed = 0, float("nan"), 0.0
+        self.first: Event | None = None  # this training's, which may go on from a saved step
         self.board = open_board(run)
 
     def __enter__(self) -> Self:
@@ -80,6 +86,8 @@ class TrainingView:
         match event.kind:
             case "step":
                 self.step(event)
+            case "warning":
+                self.say(f"warning: {values['text']}")
             case "sample":
                 self.say(f"  {values['source']} -> {values['output']} (wanted {values['wanted']})")
             case "validation":
@@ -91,6 +99,7 @@ class TrainingView:
         """Smooth the figures of one update and move the bar."""
         now = time.monotonic()
         values = event.values
+        self.foretell(event)
         self.tokens += values["tokens"]
         self.loss = 0.95 * self.loss + 0.05 * values["loss"] if math.isfinite(self.loss) else values["loss"]
         self.progress.update(self.task, completed=event.step, loss=self.loss, speed=self.speed)
@@ -98,12 +107,20 @@ class TrainingView:
             self.speed = self.tokens / (now - self.shown)
             self.shown, self.tokens = now, 0
             if not err.is_terminal:
-                total = self.config.train.steps
+                total = self.config.train.steps or 0
                 left = (total - event.step) * values["seconds"] / max(1, event.step)
                 figures = f"loss {self.loss:.3f}  {self.speed:,.0f} tokens/s"
                 self.say(f"step {event.step:,}/{total:,}  {figures}  {left / 60:.1f} min left")
         if event.step % 10 == 0:
             self.plot("train", event)
+
+    def foretell(self, event: Event) -> None:
+        """Say about how long training takes, once ten updates have been made (the first one is slow)."""
+        self.first = self.first or event
+        if event.step - self.first.step == 10 and (steps := self.config.train.steps):
+            each = (event.values["seconds"] - self.first.values["seconds"]) / 10
+            minutes = each * (steps - event.step) / 60
+            self.say(f"about {minutes:,.1f} minutes for {steps:,} updates of {each:.2g} s, and time for validations")
 
     def plot(self, group: str, event: Event) -> None:
         """Scalars for TensorBoard, as long as there is room for them."""
@@ -154,8 +171,9 @@ def show_table(table: Table) -> None:
 
 
 @contextlib.contextmanager
-def catch_interrupts() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C (or SIGTERM) into a wish to stop; a second one stops at once."""
+def catch_interrupts() -> Iterator[Callable[[], int]]:
+    """Turn the first Ctrl-C (or SIGTERM) into a wish to stop, which is the number of the signal, 0 before; a second one
+    stops at once."""
     wished: list[int] = []
 
     def wish(number: int, frame: Any) -> None:
@@ -166,7 +184,7 @@ def catch_interrupts() -> Iterator[Callable[[], bool]]:
 
     before = {number: signal.signal(number, wish) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(wished)
+        yield lambda: wished[0] if wished else 0
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -2,16 +2,31 @@
 saying beside them."""
 
 import copy
+import io
+import itertools
 import json
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import typer
 from pydantic_core import to_json
 
-from regard.cli.console import TrainingView, catch_interrupts, out, say, show_evaluation, show_ledgers, show_progress
-from regard.errors import InputError, RegardError
+from regard.cli.console import (
+    TrainingView,
+    catch_interrupts,
+    out,
+    say,
+    show_evaluation,
+    show_ledgers,
+    show_progress,
+    warn,
+)
+from regard.config.text import TextConfig
+from regard.data.files import read_bytes
+from regard.data.vocabulary import UNK
+from regard.errors import InputError
 from regard.evaluation.evaluate import evaluate
 from regard.evaluation.fit import fit
 from regard.explain import vectors
@@ -20,19 +35,36 @@ from regard.explain.plots import draw_map, tabulate_calculation, tabulate_heads
 from regard.inference.predictor import Predictor
 from regard.tasks.task import Answer
 from regard.training.checkpoint import write_file
-from regard.training.prepare import Prepared, read_examples, same_data
+from regard.training.prepare import Prepared, read_examples
 
 
-def stdin_lines() -> Iterator[str]:
-    """The lines of standard input; one that is not UTF-8 is an error that names it."""
-    for number, line in enumerate(sys.stdin.buffer, 1):
+def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str | InputError]:
+    """Lines as text; in the place of one that is not UTF-8, an error that names it."""
+    for number, line in enumerate(lines, 1):
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            raise InputError(
-                f"standard input, line {number}: byte 0x{line[error.start]:02x} at {error.start + 1} is not UTF-8. "
+            yield InputError(
+                f"{name}, line {number}: byte 0x{line[error.start]:02x} at {error.start + 1} is not UTF-8. "
                 "Convert the text first, for example with iconv -t UTF-8."
-            ) from error
+            )
+
+
+def stdin_lines() -> Iterator[str]:
+    """The lines of standard input, all of which must be UTF-8."""
+    for line in decode_lines(sys.stdin.buffer, "standard input"):
+        if isinstance(line, InputError):
+            raise line
+        yield line
+
+
+def open_inputs(files: Sequence[Path]) -> Iterator[tuple[str, Iterable[bytes]]]:
+    """The name and the lines of every file; of standard input, if there are none."""
+    if not files:
+        yield "standard input", sys.stdin.buffer
+    for file in files:
+        hint = f"A text comes on standard input: echo {shlex.quote(str(file))} | regard predict RUN"
+        yield str(file), io.BytesIO(read_bytes(str(file), hint))
 
 
 def tell_cut(predictor: Predictor) -> None:
@@ -42,49 +74,35 @@ def tell_cut(predictor: Predictor) -> None:
         print(f"regard: {texts} cut to {predictor.task.kept_tokens():,} tokens.", file=sys.stderr)
 
 
-def chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Lines by the `size`, as they come; those before a line that cannot be read come before its error."""
-    group: list[str] = []
-    try:
-        for line in lines:
-            group.append(line)
-            if len(group) == size:
-                yield group
-                group = []
-    except RegardError:
-        if group:
-            yield group
-        raise
-    if group:
-        yield group
-
-
 def answer_lines(
-    predictor: Predictor, lines: Sequence[str], best: int, prefix: str, first: int, logprobs: bool
-) -> tuple[list[list[Answer]], InputError | None]:
-    """The answers to lines up to the first that cannot be taken, and what is wrong with that one: one bad line does not
-    lose the answers to those before it."""
-    sources = [predictor.task.parse(line) for line in lines]
-    found = copy.copy(predictor).encode_each(sources, "line", first)  # the copy counts what is cut
-    problem = next((one for one in found if isinstance(one, InputError)), None)
-    count = len(sources) if problem is None else found.index(problem)
-    prefixes = [prefix] * count if prefix else None
-    return predictor.predict(sources[:count], best=best, prefixes=prefixes, first=first, logprobs=logprobs), problem
+    predictor: Predictor, lines: Sequence[str | InputError], what: str, first: int, best: int, prefix: str, scored: bool
+) -> list[list[Answer] | InputError]:
+    """The answers to every line, or what is wrong with it: one bad line does not lose the others. Lines are called
+    `what` and a number, from `first` on."""
+    sources = [predictor.task.parse("" if isinstance(line, InputError) else line) for line in lines]
+    found = copy.copy(predictor).encode_each(sources, what, first)  # the copy counts what is cut
+    wrong = [
+        next((one for one in both if isinstance(one, InputError)), None) for both in zip(lines, found, strict=True)
+    ]
+    good = [source for source, problem in zip(sources, wrong, strict=True) if problem is None]
+    answers = iter(predictor.predict(good, best=best, prefixes=[prefix] * len(good), logprobs=scored))
+    return [next(answers) if problem is None else problem for problem in wrong]
 
 
 def train_run(prepared: Prepared, run: Path, device: str) -> None:
-    """Train with everything a person at a terminal wants around it."""
+    """Train with everything a person at a terminal wants around it. A training that was interrupted ends as programs
+    do that a signal ends, with 128 and its number: what was to follow it does not."""
     with TrainingView(prepared.config, run) as view, catch_interrupts() as stop:
         show_ledgers(prepared.splits.ledgers, view.say)
         view.say(prepared.facts())
-        progress = fit(prepared, run, view, device=device, stop=stop)
+        progress = fit(prepared, run, view, device=device, stop=lambda: bool(stop()))
         name = shlex.quote(str(run))
         if stop():
             saved = f"stopped at step {progress.step:,}; everything is saved."
             view.say(f"{saved} Go on with: regard train --resume {name}")
-            return
+            raise typer.Exit(128 + stop())
         best = "" if progress.best is None else f"; best {prepared.config.evaluate.metrics[0]} {progress.best:.2f}"
-        early = progress.step < prepared.config.train.steps
+        early = progress.step < (prepared.config.train.steps or 0)
         why = f" (then {progress.worse} validations brought nothing better)" if early else ""
         took = f"{progress.seconds / 60:.1f} min"
         view.say(f"done: {progress.step:,} steps{why} in {took}{best} at step {progress.best_step:,}")
@@ -105,22 +123,28 @@ def continue_prompt(predictor: Predictor, prompt: str) -> None:
         print(f"regard: {full}; --set decode.slide=true goes on if positions allow it.", file=sys.stderr)
 
 
-def answer_input(predictor: Predictor, best: int, prefix: str, as_json: bool) -> None:
-    """Answer every line of standard input with a line; a person at a terminal gets each answer at once."""
-    line = 1
-    for group in chunks(stdin_lines(), 1 if sys.stdin.isatty() else 256):
-        answers, problem = answer_lines(predictor, group, best, prefix, line, as_json)
-        line += len(group)
-        for outputs in answers:
-            if as_json:
-                print(json.dumps([output.tree() for output in outputs], ensure_ascii=False))
-            else:
-                lines = (" ".join(output.text.splitlines()) for output in outputs)
-                print("\t".join(line if best == 1 else line.replace("\t", " ") for line in lines))
-        sys.stdout.flush()
-        if problem:
-            raise problem
+def answer_input(predictor: Predictor, files: Sequence[Path], best: int, prefix: str, as_json: bool) -> None:
+    """Answer every line of files, or of standard input, with a line; a person at a terminal gets each answer at once. A
+    line that cannot be answered is named, its answer is empty, and the status is 2 in the end."""
+    size, failed = 1 if not files and sys.stdin.isatty() else 256, False
+    for name, stream in open_inputs(files):
+        lines, first = decode_lines(stream, name), 1
+        what = f"{name}, line" if files else "line"
+        while group := list(itertools.islice(lines, size)):
+            for answers in answer_lines(predictor, group, what, first, best, prefix, as_json):
+                if isinstance(answers, InputError):
+                    print(f"regard: {answers}", file=sys.stderr)
+                    answers, failed = [], True
+                if as_json:
+                    print(json.dumps([answer.tree() for answer in answers], ensure_ascii=False))
+                else:
+                    texts = (" ".join(answer.text.splitlines()) for answer in answers)
+                    print("\t".join(text if best == 1 else text.replace("\t", " ") for text in texts))
+            sys.stdout.flush()
+            first += len(group)
     tell_cut(predictor)
+    if failed:
+        raise typer.Exit(2)
 
 
 def score_split(predictor: Predictor, run: Path, split: str, outputs: Path | None, as_json: bool) -> None:
@@ -136,11 +160,8 @@ def score_split(predictor: Predictor, run: Path, split: str, outputs: Path | Non
     hint = f" Set {missing}." if missing else ""
     if not examples and (others := [name for name in ("valid", "train") if getattr(splits, name)]):
         raise InputError(f"this run has no {split} data: use --split {others[0]}.{hint}")
-    if splits.train and not same_data(run, splits):
-        changed = f"the training data is not what {run} learned from (files or settings have changed)"
-        print(f"regard: warning: {changed}: it may have seen examples of this {split} split.", file=sys.stderr)
     with show_progress("evaluating") as report:
-        found = evaluate(predictor, examples, predictor.config.evaluate, report)
+        found = evaluate(predictor, examples, predictor.config.evaluate, report, warn)
     if outputs is not None:
         write_file(outputs, "".join(" ".join(text.splitlines()) + "\n" for text in found.outputs).encode())
     if as_json:
@@ -166,11 +187,27 @@ def show_maps(found: Look, name: str | None, head: int | None, token: int | None
 
 def show_agreement(found: Look, back: Predictor) -> None:
     """The words that look at each other both ways, by a run of the other direction."""
+    check_inverse(found, back)
     pairs = agree(found, look(back, found.answer.text, target=found.text))
     for answer, source in pairs:
         say(f"{answer} - {source}")
     if not pairs:
         say("no two words look at each other both ways.")
+
+
+def check_inverse(found: Look, back: Predictor) -> None:
+    """Refuse a run that is not of the other direction: by its languages, where both runs name theirs, or by a
+    vocabulary that does not know the words."""
+    own, other = found.predictor.config.text.languages, back.config.text.languages
+    if TextConfig().languages not in (own, other) and other != own[::-1]:
+        wanted = f"a run from {own[1]} to {own[0]} is wanted"
+        raise InputError(f"--back: {back.run} is from {other[0]} to {other[1]}, {wanted} (text.languages).")
+    for text, vocabulary in ((found.answer.text, back.source), (found.text, back.target)):
+        ids = vocabulary.encode(text).ids
+        if 2 * ids.count(UNK) > len(ids):
+            raise InputError(
+                f"--back: {back.run} does not know the words of {text!r}. Give a run of the other direction."
+            )
 
 
 def show_words(predictor: Predictor, words: Sequence[str]) -> None:

@@ -39,7 +39,7 @@ class Seq2SeqConfig(ModelConfig):
     """What every sequence-to-sequence model shares."""
 
     dropout: Share = 0.1
-    """Dropout probability."""
+    """Dropout probability; on a CPU, the nearest multiple of 1/256 where that changes it by less than 2 %."""
     tie_embeddings: bool = True
     """Use the target embedding as the output layer; with one vocabulary, as the source embedding too."""
     source_vectors: str | None = None
@@ -107,7 +107,7 @@ class BlockConfig(ModelConfig):
     embedding_norm: bool = False
     """Normalize embeddings after positions are added."""
     dropout: Share = 0.1
-    """Dropout probability."""
+    """Dropout probability; on a CPU, the nearest multiple of 1/256 where that changes it by less than 2 %."""
 
     @model_validator(mode="after")
     def heads_divide_size(self) -> "BlockConfig":

@@ -20,8 +20,10 @@ from regard.config.text import TextConfig
 class TrainConfig(Settings):
     """How the weights are learned."""
 
-    steps: Count = 10_000
-    """Updates in all."""
+    epochs: Count = 100
+    """Passes over the training data, where `steps` is not given."""
+    steps: Count | None = None
+    """Updates in all; without it, those of `epochs`."""
     batch_tokens: Count = 4096
     """Padded tokens of a batch: rows times the longer side's longest row."""
     accumulate: Count = 1
@@ -32,8 +34,8 @@ class TrainConfig(Settings):
     """Peak learning rate."""
     schedule: Literal["inverse sqrt", "cosine", "constant"] = "inverse sqrt"
     """How the learning rate decays after its peak."""
-    warmup: Annotated[int, Field(ge=0)] = 400
-    """Updates over which the learning rate grows from zero to its peak."""
+    warmup: Annotated[int, Field(ge=0)] | None = None
+    """Updates over which the learning rate grows from zero to its peak; without it, a tenth of all, at most 400."""
     betas: tuple[Share, Share] = (0.9, 0.98)
     """Decay rates of Adam's two moving averages: of gradients, and of their squares."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
@@ -46,16 +48,23 @@ class TrainConfig(Settings):
     """Mixed precision; auto: bfloat16 where a measurement says that this machine multiplies it faster."""
     average_checkpoints: Count = 1
     """Checkpoints whose weights are averaged into the model that is validated and kept."""
-    validate_every: Count = 500
-    """Updates between validations; each makes a checkpoint."""
+    validate_every: Count | None = None
+    """Updates between validations, each of which makes a checkpoint; without it, a twentieth of all, at most 1,000."""
     validate_examples: Count = 1000
     """At most this many validation examples are decoded."""
     save_every: Count | None = None
     """Updates between saves of the resumable state, beside those at validations."""
-    patience: Count | None = None
-    """Validations without a better score before training stops early."""
+    patience: Annotated[int, Field(ge=0)] = 10
+    """Validations without a better score before training stops early; 0: never."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
     """Of the first weights, the order of batches, dropout and generated data."""
+
+    def resolve(self, batches: int) -> "TrainConfig":
+        """The same settings with every number of updates, for training data of so many batches an epoch."""
+        steps = self.steps or self.epochs * -(-batches // self.accumulate)
+        warmup = min(400, steps // 10) if self.warmup is None else self.warmup
+        every = self.validate_every or min(1000, -(-steps // 20))
+        return self.model_copy(update={"steps": steps, "warmup": warmup, "validate_every": every})
 
 
 class DecodeConfig(Settings):
@@ -78,9 +87,9 @@ class DecodeConfig(Settings):
     top_k: Annotated[int, Field(ge=1, le=10**6)] | None = None
     """Sampling: only from this many of the likeliest tokens."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Sampling: only from the likeliest tokens that together have this probability (nucleus)."""
+    """Sampling: only from the likeliest tokens that together have this share of what `top_k` left (nucleus)."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
-    """Sampling: the same seed gives the same answers."""
+    """Sampling: the same seed gives a text the same answer, whatever else is decoded with it."""
     min_length: Annotated[int, Field(ge=0, le=10**6)] = 0
     """Tokens that an output has at least, as far as the limit above allows."""
     slide: bool = False
@@ -95,6 +104,8 @@ class EvaluateConfig(Settings):
 
     metrics: Annotated[tuple[str, ...], Field(min_length=1)] = ("bleu", "chrf", "exact", "perplexity")
     """Several, by name (docs/tasks.md says which fit which task)."""
+    unseen: bool = False
+    """Leave out examples whose source is in the training data."""
     multi_reference: bool = False
     """Whether several targets of one source are all references for it (pronunciations), not examples of their own."""
     buckets: tuple[Count, ...] = (5, 10, 15, 20, 30, 50)

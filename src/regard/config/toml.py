@@ -4,7 +4,8 @@ import difflib
 import os
 import tomllib
 import typing
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from regard.config.run import Config
-from regard.config.settings import Paths
 from regard.errors import ConfigError
 
 
@@ -23,9 +23,14 @@ def recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def read(name_or_path: str, changes: Iterable[str] = ()) -> Config:
-    """Read a recipe's name or a .toml file, apply `a.b=c` changes, check it, and make its paths absolute."""
-    return resolve_paths(parse(Path(find(name_or_path)), changes))
+Warn = Callable[[str], None]
+"""Where doubts are said: Python's warnings, unless somebody else wants to hear them."""
+
+
+def read(name_or_path: str, changes: Iterable[str] = (), warn: Warn = warnings.warn) -> Config:
+    """Read a recipe's name or a .toml file, apply `a.b=c` changes, check it, and make its paths absolute: those of a
+    file begin at its folder, those of changes at the current one."""
+    return resolve_paths(parse(find(name_or_path), changes, warn))
 
 
 def find(name_or_path: str) -> Path:
@@ -43,8 +48,12 @@ def find(name_or_path: str) -> Path:
     raise ConfigError(f"unknown recipe {name_or_path}.{suggest(name_or_path, known)} See `regard recipes`.")
 
 
-def parse(path: Path, changes: Iterable[str] = ()) -> Config:
-    """Read and check one TOML file."""
+def parse(path: Path, changes: Iterable[str] = (), warn: Warn = warnings.warn) -> Config:
+    """Read and check one TOML file; its paths are seen from its folder."""
+
+    def place(name: str) -> str:
+        return name if name.startswith(("$", "~")) else str(path.parent / name)
+
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, and numbers that are too long
@@ -52,7 +61,25 @@ def parse(path: Path, changes: Iterable[str] = ()) -> Config:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     changes = list(changes)
-    return validate(merge(tree, changes), f"{path} with --set" if changes else str(path))
+    tree = drop_leftovers(merge(map_paths(tree, place), changes), changes, warn)
+    return validate(tree, f"{path} with --set" if changes else str(path))
+
+
+def drop_leftovers(tree: dict[str, Any], changes: Iterable[str], warn: Warn) -> dict[str, Any]:
+    """The same tree without settings of a file that only other kinds of model or data have, as when its kind was
+    changed: they are said. Settings that no kind has, or that a change gives, stay to be refused."""
+    given = {change.partition("=")[0].strip() for change in changes}
+    for group in ("data", "model"):
+        models = list(find_models(Config.model_fields[group].annotation))
+        kinds = {kind: one for one in models for kind in typing.get_args(one.model_fields["kind"].annotation)}
+        settings = tree.get(group)
+        if group in given or not isinstance(settings, dict) or (kind := str(settings.get("kind"))) not in kinds:
+            continue
+        elsewhere = {name for model in kinds.values() for name in model.model_fields} - {*kinds[kind].model_fields}
+        if left := [name for name in settings if name in elsewhere and f"{group}.{name}" not in given]:
+            tree[group] = {name: value for name, value in settings.items() if name not in left}
+            warn(f"{group}.kind {kind!r} has no {', '.join(left)}: left out, they belong to another kind.")
+    return tree
 
 
 def change(config: Config, changes: Iterable[str]) -> Config:
@@ -80,6 +107,8 @@ def merge(tree: dict[str, Any], changes: Iterable[str]) -> dict[str, Any]:
             if not isinstance(place, dict):
                 raise ConfigError(f"--set {change}: {group} is a value, not a group of settings.")
         place[last] = value
+        if (groups, last) == (["train"], "epochs"):
+            place.pop("steps", None)  # those of the file would win over the epochs that are asked for
     return tree
 
 
@@ -158,35 +187,45 @@ def suggest(wrong: str, known: Iterable[str], group: str = "") -> str:
     return f" Did you mean {group + '.' if group else ''}{close[0]}?" if close else ""
 
 
+PATHS = {
+    "data": ("train", "valid", "test"), "text": ("raw",), "model": ("source_vectors", "target_vectors", "pretrained"),
+}  # fmt: skip
+"""The settings that hold names of files."""
+
+
+def map_paths(tree: dict[str, Any], convert: Callable[[str], str]) -> dict[str, Any]:
+    """The same tree of settings, checked or not, with every file name in it converted."""
+
+    def inside(value: Any) -> Any:
+        match value:
+            case str():
+                return convert(value)
+            case list() | tuple():
+                return type(value)(map(inside, value))
+            case dict():
+                return {name: inside(one) for name, one in value.items()}
+        return value
+
+    found = dict(tree)
+    for group, names in PATHS.items():
+        if isinstance(settings := tree.get(group), dict):
+            found[group] = settings | {name: inside(settings[name]) for name in names if name in settings}
+    return found
+
+
 def resolve_paths(config: Config) -> Config:
     """The same settings with `$VARIABLES` in file names filled in and every file name absolute."""
-    tree = config.model_dump(exclude_none=True)
-    data = tree["data"]
-    obtain = data.get("obtain", "")
-    for split in ("train", "valid", "test"):
-        match data.get(split):
-            case {"source": source, "target": target}:
-                data[split] = {"source": absolute(source, obtain), "target": absolute(target, obtain)}
-            case tuple() as paths:
-                data[split] = absolute(paths, obtain)
-    tree["text"]["raw"] = absolute(tree["text"]["raw"], obtain)
-    for name in ("source_vectors", "target_vectors", "pretrained"):
-        if name in tree["model"]:
-            (tree["model"][name],) = absolute((tree["model"][name],), "")
-    return validate(tree, "settings")
+    obtain = getattr(config.data, "obtain", "")
 
-
-def absolute(paths: Iterable[str], obtain: str) -> Paths:
-    """File names with environment variables filled in, from the current directory."""
-    found = []
-    for path in paths:
-        full = os.path.expandvars(os.path.expanduser(path))
+    def absolute(name: str) -> str:
+        full = os.path.expandvars(os.path.expanduser(name))
         if "$" in full:
-            name = full[full.index("$") :].split("/")[0]
+            variable = full[full.index("$") :].split("/")[0]
             hint = f" {obtain}" if obtain else ""
-            raise ConfigError(f"the environment variable {name} is not set, and the data is at {path}.{hint}")
-        found.append(str(Path(full).absolute()))
-    return tuple(found)
+            raise ConfigError(f"the environment variable {variable} is not set, and the data is at {name}.{hint}")
+        return str(Path(full).absolute())
+
+    return validate(map_paths(config.model_dump(exclude_none=True), absolute), "settings")
 
 
 def dump(config: Config) -> str:

@@ -5,6 +5,7 @@ An epoch is a pure function of the seed and its number, so a run that is resumed
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -97,16 +98,22 @@ def iterate_updates(rows: Sequence[Row], config: TrainConfig, start: int) -> Ite
         yield [collate([rows[i] for i in batch]) for batch in itertools.islice(batches, config.accumulate)]
 
 
+def plan_windows(tokens: int, width: int, budget: int) -> tuple[int, int]:
+    """The rows of every batch, and the batches of an epoch, of a text that is read in windows of at most `width`
+    tokens."""
+    width = min(width, tokens - 1)
+    rows = max(1, min(budget // width, (tokens - 1) // width))
+    return rows, math.ceil(math.ceil(tokens / rows) / width)
+
+
 def read_windows(stream: Sequence[int], width: int, config: TrainConfig, start: int) -> Iterator[list[Batch]]:
     """Endless updates over one long text, from update `start` on: each row of a batch goes on where that of the batch
-    before ended, `width` tokens at a time, so an epoch reads every token once. Where the rows begin is drawn anew
-    for every epoch; all of it is a pure function of the seed and the update's number."""
+    before ended, at most `width` tokens at a time, so an epoch reads every token once. Where the rows begin is drawn
+    anew for every epoch; all of it is a pure function of the seed and the update's number."""
     text = torch.from_numpy(numpy.array(stream))  # several times as fast as torch.tensor
-    width = min(width, len(text) - 1)
-    rows = max(1, min(config.batch_tokens // width, (len(text) - 1) // width))
-    length = len(text) // rows
-    each = max(1, length // width)  # batches of an epoch
-    places = torch.arange(rows)[:, None] * length + torch.arange(width + 1)
+    rows, each = plan_windows(len(text), width, config.batch_tokens)
+    length = math.ceil(len(text) / rows)
+    edges = torch.arange(rows + 1)[:, None] * len(text) // rows  # rows are as long as others, or one token shorter
 
     @functools.lru_cache(1)
     def shift(turn: int) -> int:
@@ -115,8 +122,12 @@ def read_windows(stream: Sequence[int], width: int, config: TrainConfig, start: 
 
     def read(number: int) -> Batch:
         turn, place = divmod(number, each)
-        ids = text[(places + (shift(turn) + place * width)) % len(text)]
-        answer = ids[:, 1:].masked_fill(ids[:, 1:] == BOS, PAD)  # nobody writes it
+        places = edges[:-1] + torch.arange(length * place // each, length * (place + 1) // each + 1)
+        ids = text[(places + shift(turn)) % len(text)]
+        left_out = (ids[:, 1:] == BOS) | (
+            places[:, :-1] >= edges[1:]
+        )  # nobody writes <bos>; the next row reads the end
+        answer = ids[:, 1:].masked_fill(left_out, PAD)
         return Batch(ids[:, :0], torch.zeros(rows, dtype=torch.long), ids[:, :-1], answer)
 
     for first in itertools.count(start * config.accumulate, config.accumulate):

@@ -1,6 +1,7 @@
 """The bytes and the lines of files.
 
-A byte order mark and CRLF are taken off; gzip is unzipped; a line that is not UTF-8 comes as None. UTF-16 is refused.
+A byte order mark and CRLF are taken off; gzip is unzipped; a line that is not UTF-8 comes as None. UTF-16 is refused,
+and so are lines that end in a carriage return alone.
 """
 
 import gzip
@@ -15,7 +16,11 @@ MARK = b"\xef\xbb\xbf"
 
 def read_lines(path: str, obtain: str = "") -> list[str | None]:
     """The lines of a text file, gzipped or not, without their ends; None where a line is not UTF-8."""
-    return split_lines(read_bytes(path, obtain))
+    raw = read_bytes(path, obtain)
+    if b"\n" not in raw and b"\r" in raw.rstrip():
+        convert = r"Convert it: tr '\r' '\n' < OLD > NEW."
+        raise DataError(f"{path} has lines that end in CR alone, expected LF or CRLF. {convert}")
+    return split_lines(raw)
 
 
 def split_lines(raw: bytes) -> list[str | None]:

@@ -11,6 +11,7 @@ import lzma
 import re
 import tarfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,6 +69,8 @@ def read_table(settings: data.TableData, path: str) -> Read:
             yield Dropped("undecodable", where)
         elif empty:
             yield Dropped("empty", where)
+        elif settings.kind == "tsv" and any("\r" in cell for cell in row):
+            yield Dropped("carriage return inside the line", where)
         elif len(row) <= max(columns):
             wanted = max(columns) + 1
             raise DataError(f"{where} has {len(row)} columns, expected at least {wanted} ({settings.kind}).")
@@ -127,9 +130,17 @@ def read_records(path: str, obtain: str, source: str | None, target: str) -> Rea
 
 
 def parse_object(line: str, where: str) -> dict[str, Any]:
-    """One JSON object."""
+    """One JSON object; a key that comes twice is refused, for one of its values would be lost."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+            raise DataError(f"{where} has the field {twice!r} twice in one object. Remove one of them.")
+        return found
+
     try:
-        record = json.loads(line)
+        record = json.loads(line, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where} is not JSON: {error}.") from error
     if not isinstance(record, dict):
@@ -155,13 +166,13 @@ def get_text(record: Any, name: str, where: str) -> str:
 
 
 def read_labelled(settings: data.LabelledData, path: str) -> Read:
-    """Lines `label text`: a space or a tab stands between the two."""
+    """Lines `label text`: a space or a tab stands between the two. A line that begins with one has no label."""
     for number, line in enumerate(drop_trailing_blanks(read_lines(path, settings.obtain)), 1):
         where = f"{path}:{number}"
         if line is None:
             yield Dropped("undecodable", where)
         else:
-            label, *text = re.split(r"[ \t]", line.strip(), maxsplit=1)
+            label, *text = re.split(r"[ \t]", line.rstrip(), maxsplit=1)
             yield Example("".join(text), label, where)
 
 

@@ -48,6 +48,12 @@ class Vocabulary:
     @classmethod
     def learn(cls, lines: Iterable[str], settings: Tokenization) -> "Vocabulary":
         """Make a vocabulary from training text."""
+        least = len(SPECIAL) + len(pre_tokenizers.ByteLevel.alphabet())
+        if settings.kind in ("bpe", "unigram") and settings.size < least:
+            raise ConfigError(
+                f"a {settings.kind} vocabulary of size {settings.size} cannot be made: the {len(SPECIAL)} special "
+                f'tokens and all bytes are {least} entries. Set a size of at least {least}, or kind = "char".'
+            )
         tokenizer, trainer = pipeline(settings)
         if settings.kind == "word":  # a word that spells a special token, once normalized, must not take its place
             normal = tokenizer.normalizer.normalize_str
@@ -61,7 +67,7 @@ class Vocabulary:
             raise ConfigError(f"no {settings.kind} vocabulary of size {settings.size} can be made: {error}.") from error
         if tokenizer.get_vocab_size() <= len(SPECIAL):
             raise DataError(f"the training text holds nothing to make a vocabulary of kind {settings.kind} from.")
-        return cls(tokenizer)
+        return cls(settle_scores(tokenizer) if settings.kind == "unigram" else tokenizer)
 
     @classmethod
     def load(cls, path: Path) -> "Vocabulary":
@@ -70,7 +76,9 @@ class Vocabulary:
             tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise RunError(f"{path} cannot be read: {error.strerror}.") from error
-        except Exception as error:  # the library raises plain Exception for every malformed file
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises plain Exception for a malformed file, or panics in Rust
             raise RunError(f"{path} is not a tokenizer file: {error}.") from error
         if [tokenizer.token_to_id(token) for token in SPECIAL] != list(range(4)):
             raise RunError(f"{path} is not a vocabulary of regard: its first entries are not {' '.join(SPECIAL)}.")
@@ -221,6 +229,19 @@ def pipeline(settings: Tokenization) -> tuple[Tokenizer, Any]:
     }
     tokenizer.normalizer = normalizers.Sequence([step for step, wanted in steps.items() if wanted])
     return tokenizer, trainer
+
+
+def settle_scores(tokenizer: Tokenizer) -> Tokenizer:
+    """The same Unigram tokenizer for the same text: the library adds up scores in an order of chance, which changes
+    their last digits, and deals out those of bytes that it has not seen (steps of 0.0001 above the least) by chance."""
+    tree = json.loads(tokenizer.to_str())
+    scores = {entry: round(score or 0.0, 4) for entry, score in tree["model"]["vocab"]}
+    fixed = [(entry, scores.pop(entry)) for entry in SPECIAL]
+    least = min(scores.values())
+    unseen = sorted(entry for entry in pre_tokenizers.ByteLevel.alphabet() if scores[entry] < least + 0.0256)
+    scores |= zip(unseen, sorted((scores[entry] for entry in unseen), reverse=True), strict=True)
+    tree["model"]["vocab"] = [*fixed, *sorted(scores.items(), key=lambda one: (-one[1], one[0]))]
+    return Tokenizer.from_str(json.dumps(tree))
 
 
 class Vocabularies(NamedTuple):

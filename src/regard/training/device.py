@@ -47,7 +47,8 @@ print(seconds(torch.float32) / seconds(torch.bfloat16))
 
 def precision(device: torch.device, wanted: str = "auto") -> torch.dtype:
     """float32 or bfloat16: what was wanted, or what this machine multiplies faster. A processor may announce bfloat16
-    instructions that its host does not let it run, which kills the process; so another process measures."""
+    instructions that its host does not let it run, which kills the process; so another process measures, without
+    the current folder among its modules (-P)."""
     if wanted != "auto":
         return torch.bfloat16 if wanted == "bfloat16" else torch.float32
     if device.type == "cuda":
@@ -55,7 +56,8 @@ def precision(device: torch.device, wanted: str = "auto") -> torch.dtype:
     if device.type != "cpu" or not announces_bfloat16():
         return torch.float32
     try:
-        run = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=60, check=True)
+        command = [sys.executable, "-P", "-c", PROBE]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         return torch.bfloat16 if float(run.stdout) > 1.2 else torch.float32
     except (subprocess.SubprocessError, OSError, ValueError):
         return torch.float32

@@ -1,7 +1,8 @@
 """A configuration -> all that training needs: examples, vocabularies, rows, and the model with its first weights."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,16 +10,32 @@ import torch
 from torch import Tensor
 
 from regard.config.run import Config
+from regard.config.text import Tokenization
 from regard.config.toml import suggest
 from regard.data.batching import Batch, Row
-from regard.data.examples import Ledger, Splits, fingerprint
+from regard.data.examples import Example, Ledger, Splits
 from regard.data.splits import read_raw, read_splits
-from regard.data.vocabulary import UNK
+from regard.data.vocabulary import UNK, Vocabularies
 from regard.errors import DataError, RunError
 from regard.nn.loss import Trainable
 from regard.tasks import find_task, make_task
 from regard.tasks.task import Metric, Task
-from regard.training.checkpoint import check_vacant, create_run, load_config, load_tensors, load_vocabularies
+from regard.training.checkpoint import (
+    check_numbers,
+    check_vacant,
+    create_run,
+    load_config,
+    load_tensors,
+    load_vocabularies,
+)
+from regard.training.lock import lock_run
+from regard.training.manifest import (
+    check_manifest,
+    fingerprint_examples,
+    fingerprint_settings,
+    hash_sources,
+    identify,
+)
 
 Say = Callable[[str], None]
 
@@ -31,6 +48,8 @@ class Prepared:
     splits: Splits
     task: Task
     rows: list[Row]
+    epoch: int  # batches of an epoch
+    description: str  # of the rows, in words
     model: Trainable | None = None  # with its first weights; of a run that is resumed, the weights come later
     random: Tensor | None = None
     """The state of torch's random numbers behind the model's first weights: training goes on from there."""
@@ -40,10 +59,13 @@ class Prepared:
         return self.task.batches(self.rows, start)
 
     def facts(self) -> str:
-        """What a user wants to know before training: sizes, lengths, padding."""
-        both = self.task.vocabularies
+        """What a user wants to know before training: sizes, lengths, padding, epochs."""
+        both, train = self.task.vocabularies, self.config.train
         sizes = " / ".join(f"{one.size:,}" for one in (both[:1] if both.shared else both))
-        return f"vocabulary {sizes}; {self.task.describe_rows(self.rows)}"
+        steps = train.steps or 0
+        length = f"{steps:,} updates are {steps * train.accumulate / self.epoch:,.1f} epochs"
+        early = f", fewer if {train.patience} validations bring nothing better" if train.patience else ""
+        return f"vocabulary {sizes}; {self.description}; {length}{early}"
 
 
 def read_examples(config: Config, only: str | None = None) -> Splits:
@@ -78,13 +100,7 @@ def prepare(config: Config, run: Path | None = None) -> Prepared:
     pretrained = None if run else kind.pretrained_run(config)
     config = kind.adopt(config, load_config(pretrained)) if pretrained else config
     splits = read_examples(config)
-    if run is None:
-        vocabularies = kind.learn_vocabularies(config, splits.train, read_raw_text(config, splits.ledgers))
-    else:
-        vocabularies = load_vocabularies(run)
-    if pretrained:
-        source = load_vocabularies(pretrained).source
-        vocabularies = vocabularies._replace(source=source, target=source if vocabularies.shared else vocabularies[1])
+    vocabularies = load_vocabularies(run) if run else learn_vocabularies(config, splits, pretrained)
     task, ledger = make_task(config, vocabularies), splits.ledgers["train"]
     task.check_examples(splits.valid)
     task.check_examples(splits.train)
@@ -92,21 +108,38 @@ def prepare(config: Config, run: Path | None = None) -> Prepared:
     if not rows:
         hint = ' Raise text.max_length, or set text.longer = "cut".' if "too long" in ledger.dropped else ""
         raise DataError(f"no training example is left. {'; '.join(map(str.strip, ledger.lines()))}.{hint}")
-    return Prepared(config, splits, task, rows)
+    epoch, description = task.describe_rows(rows)
+    config = config.model_copy(update={"train": config.train.resolve(epoch)})
+    return Prepared(config, splits, make_task(config, vocabularies), rows, epoch, description)
+
+
+def learn_vocabularies(config: Config, splits: Splits, pretrained: Path | None) -> Vocabularies:
+    """Vocabularies of the training data and of raw text; of the source, the pretrained run's if there is one."""
+    text = config.text.model_copy(update={"source": Tokenization(kind="char")}) if pretrained else config.text
+    task, settings = find_task(config), config.model_copy(update={"text": text})
+    learned = task.learn_vocabularies(settings, splits.train, read_raw_text(config, splits.ledgers))
+    if pretrained is None:
+        return learned
+    source = load_vocabularies(pretrained).source
+    return Vocabularies(source, source if learned.shared else learned.target)
 
 
 def find_doubts(prepared: Prepared) -> list[str]:
     """What a careful colleague would mention before training."""
     splits, found = prepared.splits, []
-    train = {example.source or example.target for example in splits.train}  # a document has no source
-    for name in ("valid", "test"):
+    known = {"training": splits.train, "validation": splits.valid}
+    sources = {name: {one.source or one.target for one in examples} for name, examples in known.items()}
+    for name in ("valid", "test"):  # a document has no source
         examples = getattr(splits, name)
         if not examples:
             found.append(f"there is no {name} data: set {prepared.config.data.remedy(name)}.")
-        elif shared := sum((example.source or example.target) in train for example in examples):
-            found.append(f"{shared:,} of {len(examples):,} {name} sources are in the training data too.")
-    if doubled := len(splits.train) - len({(example.source, example.target) for example in splits.train}):
-        found.append(f"{doubled:,} training examples occur more than once.")
+        for other in ("training", "validation") if name == "test" else ("training",):
+            if shared := sum((one.source or one.target) in sources[other] for one in examples):
+                found.append(f"{shared:,} of {len(examples):,} {name} sources are in the {other} data too.")
+    counts = Counter((example.source, example.target) for example in splits.train)
+    if surplus := len(splits.train) - len(counts):
+        repeated = sum(count > 1 for count in counts.values())
+        found.append(f"{repeated:,} training examples occur more than once: {surplus:,} surplus copies.")
     if unknown := sum(row.source.count(UNK) + row.target.count(UNK) for row in prepared.rows):
         found.append(f"{unknown:,} training tokens are <unk>: their words are rarer than min_count.")
     copied = sum(example.source == example.target for example in splits.train)
@@ -122,21 +155,22 @@ def start_run(config: Config, run: str | Path, say: Say = lambda text: None) -> 
     build_model(prepared)
     initialize(prepared, say)
     ledgers = {name: ledger.tree() for name, ledger in prepared.splits.ledgers.items()}
-    facts = {**ledgers, "fingerprint": fingerprint_data(prepared.splits)}
-    create_run(Path(run), prepared.config, prepared.task.vocabularies, facts)
+    create_run(Path(run), prepared.config, prepared.task.vocabularies, ledgers, prepared.splits)
     return prepared
 
 
 def resume_run(run: str | Path) -> Prepared:
-    """A run that was stopped, ready to go on."""
+    """A run that was stopped, ready to go on; it must be as it was, and nobody may be training it."""
     run = Path(run)
-    prepared = require_validation(prepare(load_config(run), run))
-    if not same_data(run, prepared.splits):
-        raise DataError(
-            f"the training data is not what {run} began with: its files have changed, so this would not be the same "
-            "run. Put them back, or start another."
-        )
-    trained = last_step(run / "metrics.jsonl") > prepared.config.train.validate_every  # where it was saved first
+    config = load_config(run)
+    if not identify(run):
+        raise RunError(f"{run} has no manifest.json, which says what belongs to it: it can be used, but not resumed.")
+    with lock_run(run):
+        check_manifest(run, fingerprint_settings((run / "config.toml").read_text("utf-8")))
+    prepared = require_validation(prepare(config, run))
+    check_manifest(run, fingerprint_examples(prepared.splits))
+    every = prepared.config.train.validate_every or 0
+    trained = last_step(run / "metrics.jsonl") > every  # where it was saved first
     saved = any((run / "state").glob("[0-9]*"))
     if trained and not saved:
         raise RunError(
@@ -172,26 +206,21 @@ def initialize(prepared: Prepared, say: Say = lambda text: None) -> None:
 def load_pretrained(model: Trainable, run: Path) -> None:
     """Fill what a model shares with a pretrained run, by name; of its positions, those that the model has."""
     path = run / "model.safetensors"
-    tensors, wanted = load_tensors(path), dict(model.named_parameters())
+    tensors, wanted = load_tensors(path, run), dict(model.named_parameters())
     with torch.no_grad():
         for name, tensor in tensors.items():
             if name not in wanted or tensor[: len(wanted[name])].shape != wanted[name].shape:
                 raise RunError(f"{path}: {name} has no place of its shape {tuple(tensor.shape)} in this model.")
+            check_numbers(name, tensor, path)
             wanted[name].copy_(tensor[: len(wanted[name])])
 
 
-def fingerprint_data(splits: Splits) -> str:
-    """A fingerprint of the training examples."""
-    return fingerprint("\n".join(f"{example.source}\t{example.target}" for example in splits.train))
-
-
-def same_data(run: Path, splits: Splits) -> bool:
-    """Whether a run began with these training examples, as far as it says."""
-    try:
-        known = json.loads((run / "data.json").read_bytes()).get("fingerprint")
-    except (OSError, ValueError, AttributeError):
-        return True
-    return known is None or known == fingerprint_data(splits)
+def find_seen(run: Path, examples: Sequence[Example]) -> list[bool]:
+    """Of each example, whether a run learned from its source, as far as the run says."""
+    path = run / "seen.safetensors"
+    if not path.exists():
+        return [False] * len(examples)
+    return torch.isin(hash_sources(examples), load_tensors(path, run)["sources"]).tolist()
 
 
 def require_validation(prepared: Prepared) -> Prepared:

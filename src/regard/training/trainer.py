@@ -13,13 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 
 from regard.config.run import TrainConfig
 from regard.data.batching import Batch
 from regard.errors import RunError, TrainError
 from regard.nn.loss import Loss, Trainable
-from regard.training.checkpoint import average_weights, fill_weights, get_weights, load_state, save_state, save_weights
+from regard.training.checkpoint import (
+    average_weights,
+    fill_weights,
+    get_weights,
+    load_facts,
+    load_state,
+    save_state,
+    save_weights,
+)
 
 Score = dict[str, float]
 """Metric -> value; the first is the one that decides."""
@@ -29,7 +38,7 @@ Score = dict[str, float]
 class Event:
     """What the trainer reports."""
 
-    kind: str  # "step", "validation", "saved", "stopped", "done"; of a run also "sample"
+    kind: str  # "step", "validation", "saving", "saved", "stopped", "done"; of a run also "sample", "warning"
     step: int
     values: dict[str, Any]
 
@@ -38,6 +47,7 @@ class Event:
 class Progress:
     """What changes during training beside tensors."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -47,6 +57,8 @@ class Progress:
     checkpoints: list[int] = field(default_factory=list)  # steps of the weights files to average
     precision: str = ""
     """The device and the kind of its products, which may have been measured: a resumed training stays with it."""
+    threads: int = 0
+    """Threads that add up the numbers: with others, the last digits may differ."""
 
 
 Validate = Callable[[Trainable], Score]
@@ -55,7 +67,9 @@ Report = Callable[[Event], None]
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """The learning rate of update `step`, counted from 1."""
+    """The learning rate of update `step`, counted from 1; the settings have every number (`TrainConfig.resolve`)."""
+    assert config.steps is not None
+    assert config.warmup is not None
     if step < config.warmup:
         return config.learning_rate * step / config.warmup
     match config.schedule:
@@ -103,10 +117,14 @@ def train(
 ) -> Progress:
     """Train until the last step, the patience's end, or `stop()`; the run directory holds the best weights and the
     state. Resumes from the run's state if there is one. `batches(start)` are the updates from number `start` on, each
-    as a list of batches."""
+    as a list of batches. Before anything is written, `validate` or `report` is called: either may raise to prevent
+    it."""
+    assert config.steps is not None
+    assert config.validate_every is not None
     optimizer = make_optimizer(model, config)
     progress = resume(model, optimizer, run)
     progress.precision = f"{next(model.parameters()).device.type} {str(precision).removeprefix('torch.')}"
+    progress.threads = torch.get_num_threads()
     began = time.monotonic() - progress.seconds
     model.train()
     for group in batches(progress.step):
@@ -157,7 +175,7 @@ def clip_gradient(optimizer: torch.optim.Optimizer, most: float) -> float:
 
 def is_exhausted(progress: Progress, config: TrainConfig) -> bool:
     """Whether patience has ended."""
-    return config.patience is not None and progress.worse >= config.patience
+    return 0 < config.patience <= progress.worse
 
 
 def explain_divergence(step: int, loss: Loss, norm: float, group: Sequence[Batch]) -> TrainError:
@@ -177,9 +195,9 @@ def validate_model(
     mean = current = {name: tensor.clone() for name, tensor in get_weights(model).items()}
     folder = run / "checkpoints"
     if config.average_checkpoints > 1:
-        save_weights(folder / f"{progress.step}.safetensors", current, progress.step)
+        save_weights(folder / f"{progress.step}.safetensors", current, progress.step, run)
         progress.checkpoints = [*progress.checkpoints, progress.step][-config.average_checkpoints :]
-        mean = average_weights([folder / f"{step}.safetensors" for step in progress.checkpoints])
+        mean = average_weights([folder / f"{step}.safetensors" for step in progress.checkpoints], run)
     fill_weights(model, mean, folder)
     model.eval()
     random = torch.get_rng_state()
@@ -191,7 +209,7 @@ def validate_model(
     progress.worse += 1
     if progress.best is None or math.isnan(progress.best) or better(value, progress.best):
         progress.best, progress.best_step, progress.worse = value, progress.step, 0
-        save_weights(run / "model.safetensors", mean, progress.step)
+        save_weights(run / "model.safetensors", mean, progress.step, run)
     return Event("validation", progress.step, {**score, "best": progress.best, "best_step": progress.best_step})
 
 
@@ -201,9 +219,10 @@ def save_all(model: Trainable, optimizer: torch.optim.Optimizer, run: Path, prog
     for number, values in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{number}.{name}": tensor for name, tensor in values.items()}
     tensors["random"] = torch.get_rng_state()
+    report(Event("saving", progress.step, {}))
     save_state(run, progress.step, tensors, asdict(progress))
     for path in (run / "checkpoints").glob("*.safetensors"):
-        if int(path.stem) not in progress.checkpoints:
+        if path.stem.isdecimal() and int(path.stem) not in progress.checkpoints:
             path.unlink(missing_ok=True)
     report(Event("saved", progress.step, {}))
 
@@ -222,9 +241,27 @@ def resume(model: Trainable, optimizer: torch.optim.Optimizer, run: Path) -> Pro
             state.setdefault(int(number), {})[name] = tensors[f"optimizer.{number}.{name}"]
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
         torch.set_rng_state(tensors["random"])
-        return Progress(**facts)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise RunError(f"{run}/state is damaged: {error}. Train anew, or put another copy of it there.") from error
+    return read_progress(facts, run)
+
+
+def load_progress(run: Path) -> Progress | None:
+    """How far a run has come; None if nothing was saved yet."""
+    facts = load_facts(run)
+    return None if facts is None else read_progress(facts, run)
+
+
+def read_progress(facts: dict[str, Any], run: Path) -> Progress:
+    """What a saved state says, checked."""
+    try:
+        return TypeAdapter(Progress).validate_json(json.dumps(facts), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise RunError(
+            f"{run}/state is damaged: {'.'.join(map(str, first['loc']))} in state.json is {first['input']!r}, "
+            f"{first['msg'].lower()}. Train anew, or put another copy of it there."
+        ) from error
 
 
 def append_event(path: Path, event: Event) -> None:
