@@ -36,6 +36,12 @@ def shaken(module: Module) -> Module:
     return module.eval()
 
 
+def assert_half_dropped(dropped: Tensor) -> None:
+    """Of ones that went through a dropout of 0.5, half are zeros and the others are twos, within five sigma."""
+    assert dropped.unique().tolist() == [0, 2]
+    assert abs((dropped == 0).double().mean().item() - 0.5) < 5 * 0.5 / dropped.numel() ** 0.5
+
+
 def attend_slowly(
     query: Tensor,
     keys: Tensor,

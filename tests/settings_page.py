@@ -21,8 +21,8 @@ such files, and every run keeps its own, whole, in `config.toml`. What a server 
 PARTS: list[tuple[str, str, list[type[Settings]]]] = [
     (
         "`[data]`: where examples come from",
-        "A path in a file begins at the folder of that file, one in `--set` at the current folder. It may begin with `~` "
-        "or an environment variable, such as `$REGARD_DATA`. A name that ends in `.gz` is gzipped.",
+        "A path in a file begins at the folder of that file, one in `--set` at the current folder. It may begin with "
+        "`~` or an environment variable, such as `$REGARD_DATA`. A name that ends in `.gz` is gzipped.",
         [
             *(data.FileData, data.ParallelData, data.Sides, data.ListedData, data.TableData, data.JsonData),
             *(data.LabelledData, data.StoryData, data.SquadData, data.DocumentData),

@@ -15,7 +15,8 @@ from torch.testing import assert_close
 
 import regard
 from regard.data.batching import Row, collate
-from regard.data.vocabulary import PAD
+from regard.data.vocabulary import EOS, PAD
+from regard.errors import InputError
 from regard.explain.recorder import record, watch
 from regard.nn.attention import SOURCE, Additive, Attention, JointProjection, multi_head_attention
 from regard.tasks.seq2seq import Transformer
@@ -122,6 +123,16 @@ def test_the_maps_of_the_chosen_output_are_the_plain_ones(model, way):
             for name, weights in found.items():
                 assert_close(weights, wanted[name], **EXACT)
                 assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]), **EXACT)
+
+
+def test_an_output_is_asked_for_without_its_end(model):
+    """Also where a beam has stepped on behind it, with a hypothesis that had ended."""
+    with record(model) as maps:
+        answers = run(model, SOURCES, settings(max_ratio=1.5, beam_size=4), best=4)
+    for source, hypotheses in zip(SOURCES, answers, strict=True):
+        for hypothesis in hypotheses:
+            with pytest.raises(InputError, match="give those of an output, without <bos> and <eos>"):
+                maps.of(source, [*hypothesis.tokens, EOS])
 
 
 def test_recording_changes_no_answer_and_leaves_nothing_behind(model):

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from saying import saying
 
 import regard
 from regard.config.run import DecodeConfig
@@ -115,6 +116,18 @@ def test_a_second_try_replaces_a_flagged_answer(predictor, monkeypatch):
     assert second.text == " ja nein doch"
     (note,) = second.flags
     assert note.endswith("because the first answer repeats 'ja' 6 times in a row")
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, [3]), (2, []), (3, []), (5, [3])])
+def test_a_second_try_forbids_what_was_allowed_and_gives_as_many_answers(before, after):
+    """Where trigrams were forbidden already, it would be the same."""
+    predictor = saying(lambda text: ["no no no no ", "ab", "cd"])
+    settings = predictor.config.decode.model_copy(update={"no_repeat_ngram": before})
+    ((source,), (answers,)) = predictor.encode(["ab"]), predictor.predict(["ab"], best=3, settings=settings)
+    predictor.engine.asked.clear()
+    assert len(flag_answers(predictor, source, answers, settings, retry=True)) == 3
+    asked = [(request.settings.no_repeat_ngram, request.best) for _, request in predictor.engine.asked]
+    assert asked == [(size, 3) for size in after]
 
 
 def test_a_second_try_that_is_much_unlikelier_is_not_kept(predictor, monkeypatch):

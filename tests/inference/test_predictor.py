@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 from random_runs import drawn
+from saying import saying
 
 import regard
 from regard.config.data import TableData
@@ -129,6 +130,24 @@ def test_who_is_finished_does_not_wait_for_the_longest(predictor, monkeypatch, b
         del steps[when[place] :]
     assert when[1] == 0
     assert 0 < when[2] < when[0]
+
+
+def test_only_what_does_not_fit_is_cut():
+    predictor = saying(lambda text: [text], "text.longer=cut", "text.max_length=7")
+    for length, cut in ((6, 0), (7, 0), (8, 1)):
+        (row,) = predictor.encode(["a" * length])
+        assert (len(row.ids), row.length, predictor.cut) == (min(length, 7) + 1, length, cut)  # and <eos>
+
+
+@pytest.mark.parametrize("kind", ["transformer", "language model"])
+def test_a_stream_comes_piece_by_piece_whatever_the_beam(tmp_path, kind):
+    """It is what greedy search writes: a beam knows its answer at the end alone."""
+    predictor = regard.load(drawn(tmp_path / "run", kind), ["decode.beam_size=4"], "cpu")
+    greedy = predictor.config.decode.model_copy(update={"beam_size": 1})
+    (answer,) = predictor.predict(["abc"], settings=greedy)[0]
+    parts = list(predictor.stream("abc"))
+    assert "".join(parts) == answer.text
+    assert len(list(filter(None, parts))) == len(answer.tokens) - 1 > 3  # its letters
 
 
 def test_perplexity_is_the_mean_surprise(predictor):

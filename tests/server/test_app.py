@@ -143,7 +143,7 @@ def test_the_size_of_maps_is_known(predictor):
 def test_the_search_of_a_look_is_made_step_by_step(predictor):
     """So that others take their turns meanwhile."""
     *steps, found = look_steps(predictor, "abc", predictor.config.decode)
-    assert len(steps) >= len(found.answer.tokens)
+    assert len(steps) >= len(found.answer.tokens) - 1  # the last one gives the answer
     assert set(steps) == {None}
     assert found.tree() == look(predictor, "abc").tree()
 
@@ -256,6 +256,12 @@ def test_page_and_documentation(client):
     assert {"/translate", "/languages", "/detect", "/v1/models", "/v1/look", "/metrics", "/health"} < set(paths)
     assert client.get("/health").json() == {"status": "ok"}
     wait_until(lambda: 'regard_request_seconds_count{route="/health"}' in client.get("/metrics").text)
+
+
+def test_whoever_tries_paths_makes_no_new_series_of_the_metrics(client):
+    assert client.get("/of/strangers").status_code == 404
+    wait_until(lambda: 'route="other",status="404"}' in client.get("/metrics").text)
+    assert "strangers" not in client.get("/metrics").text
 
 
 def test_every_answer_has_the_security_headers(client):

@@ -401,7 +401,7 @@ def test_a_full_queue_and_a_breakdown(slow, monkeypatch):
         wait_until(lambda: len(server.service.batcher.waiting) == 1)
         with pytest.raises(openai.RateLimitError) as full:
             client.completions.create(**body)
-        assert full.value.code == "rate_limit_exceeded"
+        assert (full.value.code, full.value.type) == ("rate_limit_exceeded", "rate_limit_error")
         slow.go.release(4)
         for thread in threads:
             thread.join()

@@ -182,6 +182,9 @@ def test_a_full_queue_refuses_and_who_leaves_frees_a_place():
         await asyncio.gather(waiting, return_exceptions=True)
         assert not batcher.waiting
         last = asyncio.create_task(batcher.submit("x", work, [5]))
+        await asyncio.sleep(0)
+        with pytest.raises(RefusedError, match="the queue is full: 1 texts wait, at most 3 may"):
+            await batcher.submit("x", work, [6, 7, 8])  # there is a place, but not for all of them
         go.set()
         return await running, await last
 

@@ -28,7 +28,7 @@ def run(tmp_path, tiny_run):
 def other(tmp_path_factory):
     """A run of the same shapes that learned with another seed."""
     folder = tmp_path_factory.mktemp("other") / "run"
-    train_tiny(folder, "train.seed=2")
+    train_tiny(folder, "train.seed=77")
     return folder
 
 

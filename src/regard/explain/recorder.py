@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attention.equation import KeyValues
+from regard.data.vocabulary import EOS
 from regard.errors import InputError
 from regard.nn.attention import Attention
 from regard.nn.state import State, Steppable
@@ -75,7 +76,7 @@ class Maps(dict[str, Tensor]):
             raise InputError("nothing was decoded from this source while it was recorded.")
         number = self.sources[tuple(source)]
         first = next(key[1] for key in self.steps if key[0] == number)  # <bos>, or a prompt's last token
-        if (number, first, *tokens) not in self.steps:
+        if EOS in tokens or (number, first, *tokens) not in self.steps:  # a beam may step on behind an end
             raise InputError(
                 "these tokens were not decoded from this source while it was recorded: give those of an output, "
                 "without <bos> and <eos>."
