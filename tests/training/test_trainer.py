@@ -367,6 +367,27 @@ def test_patience_ends_training_and_the_best_is_kept(tmp_path):
     assert (progress.step, progress.best, progress.best_step) == (8, 9.0, 4)
 
 
+def test_scores_of_zero_spend_no_patience_and_the_newest_weights_are_kept(tmp_path):
+    """BLEU is 0 at first, however much has been learned."""
+    prepared = start_run(tiny("train.steps=100", "train.validate_every=2", "train.patience=2"), tmp_path / "run")
+    scores, kept = iter([0.0, 0.0, 0.0, 0.0, 5.0, 5.0, 4.0]), []
+
+    def report(event):
+        if event.kind == "validation":
+            kept.append((event.values["best"], event.values["best_step"]))
+
+    train(
+        prepared.model,
+        prepared.batches,
+        prepared.config.train,
+        tmp_path / "run",
+        validate=lambda model: {"bleu": next(scores)},
+        better=lambda new, old: new > old,
+        report=report,
+    )
+    assert kept == [(0.0, 2), (0.0, 4), (0.0, 6), (0.0, 8), (5.0, 10), (5.0, 10), (5.0, 10)]
+
+
 def test_the_kept_model_is_the_mean_of_the_last_checkpoints(tmp_path):
     seen = []
     prepared = start_run(tiny("train.average_checkpoints=2", "train.validate_every=2"), tmp_path / "run")

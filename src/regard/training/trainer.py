@@ -191,7 +191,8 @@ def explain_divergence(step: int, loss: Loss, norm: float, group: Sequence[Batch
 def validate_model(
     model: Trainable, config: TrainConfig, run: Path, progress: Progress, validate: Validate, better: Better
 ) -> Event:
-    """Make a checkpoint, score the average of the last ones by real decoding, and keep it if it is the best."""
+    """Make a checkpoint, score the average of the last ones by real decoding, and keep it if it is the best. As long as
+    the score is 0 the newest counts as the best: it has learned more, and patience has nothing to wait for yet."""
     mean = current = {name: tensor.clone() for name, tensor in get_weights(model).items()}
     folder = run / "checkpoints"
     if config.average_checkpoints > 1:
@@ -206,8 +207,9 @@ def validate_model(
     model.train()
     fill_weights(model, current, folder)
     value = next(iter(score.values()))
+    unscored = progress.best is None or math.isnan(progress.best) or progress.best == value == 0  # as BLEU at first
     progress.worse += 1
-    if progress.best is None or math.isnan(progress.best) or better(value, progress.best):
+    if unscored or progress.best is None or better(value, progress.best):
         progress.best, progress.best_step, progress.worse = value, progress.step, 0
         save_weights(run / "model.safetensors", mean, progress.step, run)
     return Event("validation", progress.step, {**score, "best": progress.best, "best_step": progress.best_step})
