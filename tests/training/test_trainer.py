@@ -574,9 +574,11 @@ def test_raw_text_that_is_missing_leaves_no_run(tmp_path):
 COMMAND = (sys.executable, "-m", "regard")
 
 
-@pytest.mark.slow
-def test_a_killed_run_resumes_exactly(tmp_path):
-    """SIGKILL at 20 random instants: no half-written run is ever loaded, and the end is the same bit for bit."""
+@pytest.mark.parametrize(
+    "wanted", [pytest.param(6, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.weekly)]
+)
+def test_a_killed_run_resumes_exactly(tmp_path, wanted):
+    """SIGKILL at random instants: no half-written run is ever loaded, and the end is the same bit for bit."""
     changes = [
         *TINY,
         "train.steps=1500",
@@ -593,7 +595,7 @@ def test_a_killed_run_resumes_exactly(tmp_path):
     dice, kills = random.Random(7), 0
     start_run(config, parts)
     start = [*COMMAND, "train", "--resume", parts]
-    while kills < 20:
+    while kills < wanted:
         process = subprocess.Popen(start, env=environment, stderr=subprocess.DEVNULL)
         reached = (load_state(parts) or (None, {"step": 0}))[1]["step"]
         while process.poll() is None:  # wait until it has begun to save, then strike at a random instant
@@ -608,7 +610,7 @@ def test_a_killed_run_resumes_exactly(tmp_path):
         process.wait()
         kills += 1
         load_state(parts)
-    assert kills == 20, f"the run ended after {kills} kills: make it longer"
+    assert kills == wanted, f"the run ended after {kills} kills: make it longer"
     subprocess.run([*COMMAND, "train", "--resume", parts], check=True, env=environment)
     assert_same_run(whole, parts)
 
