@@ -182,8 +182,8 @@ def path_score(unary: Tensor, transitions: Tensor, tags: Tensor, lengths: Tensor
 def marginals(unary: Tensor, transitions: Tensor, lengths: Tensor) -> Marginals:
     """How likely each tag and transition is, and how sure the chain is of it all."""
     every = transitions if transitions.dim() > 2 else transitions.expand(len(unary), max(unary.shape[1] - 1, 0), -1, -1)
-    with torch.enable_grad():
-        own, pairs = unary.detach().double().requires_grad_(), every.detach().double().clone().requires_grad_()
+    with torch.inference_mode(False), torch.enable_grad():
+        own, pairs = (part.detach().to(torch.float64, copy=True).requires_grad_() for part in (unary, every))
         total = log_partition(own, pairs, lengths)
         tags, moves = torch.autograd.grad(total.sum(), (own, pairs))
     total, tags, moves = total.detach(), tags.nan_to_num(0.0), moves.nan_to_num(0.0)

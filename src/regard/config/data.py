@@ -102,6 +102,29 @@ class SquadData(ListedData):
     kind: Literal["squad"]
 
 
+class ColumnsData(ListedData):
+    """A word on every line, with its tag and what else is known of it in columns (tabs or spaces between them), and a
+    blank line behind every sentence, as in CoNLL-2000 and CoNLL-2003."""
+
+    kind: Literal["columns"]
+    word: int = 0
+    """The column of the word, from 0; negative ones count from the last."""
+    tag: int = -1
+    """The column of the tag."""
+    features: dict[str, int] = {}
+    """Names of further columns, for feature templates: { pos = 1 }."""
+
+
+class ConlluData(ListedData):
+    """Treebanks of Universal Dependencies (CoNLL-U)."""
+
+    kind: Literal["conllu"]
+    tag: str = "upos"
+    """The field that is the tag: upos, xpos, deprel, ..."""
+    features: tuple[str, ...] = ()
+    """Further fields, for feature templates: lemma, xpos, ..."""
+
+
 class DocumentData(ListedData):
     """Texts to continue: a whole text file is one document; of JSONL, every line holds one."""
 
@@ -186,5 +209,5 @@ class DatesData(GeneratedData):
         return self
 
 
-Files = ParallelData | TableData | JsonData | LabelledData | StoryData | SquadData | DocumentData
+Files = ParallelData | TableData | JsonData | LabelledData | StoryData | SquadData | ColumnsData | ConlluData | DocumentData
 Data = Annotated[Files | ReverseData | NumbersData | DatesData, Field(discriminator="kind")]

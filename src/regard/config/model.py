@@ -215,4 +215,56 @@ class ReaderConfig(EncoderConfig):
             super().check(config)
 
 
-BUILT_IN = (RNNConfig, TransformerConfig, LanguageModelConfig, EncoderConfig, ClassifierConfig, ReaderConfig)
+WINDOW = (
+    *(f"word[{place}]" for place in range(-2, 3)), "word[-1]|word[0]", "word[0]|word[1]", "bias[0]",
+    *("prefix3[0]", "suffix3[0]", "shape[0]"),
+)  # fmt: skip
+"""The words around a word, its ends and its shape: templates that do well on most taggings."""
+
+
+class TaggerConfig(EncoderConfig):
+    """A tag for every word: a chain over features, or over an encoder's states."""
+
+    kind: Literal["tagger"]  # type: ignore[assignment]
+    structure: Literal["crf", "memm", "hmm", "softmax"] = "crf"
+    """How tags depend on each other: CRF (one normalizer for the whole sentence), MEMM (one for every step), HMM
+    (counted), or not at all (softmax)."""
+    encoder: Literal["none", "rnn", "transformer"] = "none"
+    """What reads the features of the words: nothing (their weights are the scores; L-BFGS trains them), a bidirectional
+    LSTM, or a Transformer."""
+    features: Annotated[tuple[str, ...], Field(min_length=1)] = WINDOW
+    """Feature templates (docs/tagging.md): properties of a word and its neighbours, as suffix3[0] or pos[-1]|pos[0]."""
+    max_features: Count = 64
+    """Features of one word at most."""
+    constraints: Literal["none", "spans"] = "none"
+    """spans: tags are BIO or BIOES, and only what is valid there may follow (I-NP only B-NP or I-NP)."""
+    l1: Annotated[float, Field(ge=0)] = 0.0
+    """L1 penalty of weights that L-BFGS trains."""
+    l2: Annotated[float, Field(ge=0)] = 1.0
+    """L2 penalty (the sum of squares, times this) of weights that L-BFGS trains."""
+    iterations: Count = 100
+    """L-BFGS iterations at most; or rounds of Baum-Welch on text.raw."""
+    smoothing: Annotated[float, Field(gt=0)] = 0.1
+    """Of an HMM: what is added to every count."""
+    size: Count = 256
+    feedforward: Count = 512
+    heads: Count = 4
+    layers: Count = 1
+
+    @model_validator(mode="after")
+    def structure_fits_encoder(self) -> "TaggerConfig":
+        if self.structure == "hmm" and (self.encoder != "none" or self.pretrained):
+            raise ValueError('an HMM is counted: it needs encoder = "none"')
+        if self.pretrained and self.encoder != "transformer":
+            raise ValueError('model.pretrained is a Transformer: it needs encoder = "transformer"')
+        return self
+
+    def check(self, config: "Config") -> None:
+        target = config.text.target
+        if target is None or target.kind != "label" or target.separator != " ":
+            raise ValueError('a model of kind tagger needs text.target = { kind = "label", separator = " " }')
+
+
+BUILT_IN = (
+    RNNConfig, TransformerConfig, LanguageModelConfig, EncoderConfig, ClassifierConfig, ReaderConfig, TaggerConfig
+)  # fmt: skip

@@ -22,7 +22,21 @@ class Question(NamedTuple):
         return str(self).strip()
 
 
-Source = str | Question
+class Words(NamedTuple):
+    """What a tagger reads: the words of a sentence, and what further columns say of each."""
+
+    words: tuple[str, ...]
+    columns: tuple[tuple[str, ...], ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join(self.words)
+
+    def strip(self) -> str:
+        """As of a text."""
+        return str(self).strip()
+
+
+Source = str | Question | Words
 """What a model is asked with."""
 
 

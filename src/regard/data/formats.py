@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.config import data
+from regard.data.columns import read_columns, read_conllu
 from regard.data.cutting import cut_shares, cut_sources
 from regard.data.examples import Dropped, Example, Question, Splits
 from regard.data.files import MARK, decode_line, drop_trailing_blanks, is_blank, read_bytes, read_lines, split_lines
@@ -288,6 +289,8 @@ FORMATS: dict[str, Format] = {
     "labelled": Format(read_each(read_labelled)),
     "babi": Format(read_each(read_stories)),
     "squad": Format(read_each(read_squad)),
+    "columns": Format(read_each(read_columns)),
+    "conllu": Format(read_each(read_conllu)),
     "text": Format(read_each(read_documents), cut_shares),
 }
 """By `data.kind`."""

@@ -10,6 +10,7 @@ from regard.tasks.embedding import EmbeddingTask
 from regard.tasks.language_model import LanguageModelTask
 from regard.tasks.question_answering.task import QuestionAnsweringTask
 from regard.tasks.seq2seq import Seq2SeqTask
+from regard.tasks.tagging.task import TaggingTask
 from regard.tasks.task import Task
 
 TASKS: dict[str, type[Task]] = {
@@ -19,6 +20,7 @@ TASKS: dict[str, type[Task]] = {
     "encoder": EmbeddingTask,
     "classifier": ClassificationTask,
     "reader": QuestionAnsweringTask,
+    "tagger": TaggingTask,
 }
 """By `model.kind`."""
 

@@ -56,6 +56,8 @@ Generate = Callable[[Sequence[Encoded]], Iterator[tuple[int, list[Hypothesis]] |
 Scored = tuple[Batch, list[int]]
 """A batch, and the numbers of its rows' examples."""
 Say = Callable[[str], None]
+Report = Callable[[int, float], None]
+"""Hears of every iteration of a solver: its number, and the objective in nats a token."""
 
 
 class Metric(NamedTuple):
@@ -232,6 +234,11 @@ class Task:
         for _, table, _, path, counted in self.embeddings(model):
             if path or counted:
                 table.weight.requires_grad_(not self.settings.freeze_vectors)
+
+    def solve(self, model: Any, rows: Sequence[Row], raw: Callable[[], Iterable[str]], report: Report) -> bool:
+        """Fit a model by an algorithm of its own, from the rows and the texts that `raw` gives; False: it has none, and
+        learns by the trainer's steps."""
+        return False
 
     def calibrate(self, model: Any, batches: Callable[[], Iterable[Batch]]) -> dict[str, Tensor]:
         """Weights that are fitted to validation data after training."""

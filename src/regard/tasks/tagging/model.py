@@ -1,0 +1,117 @@
+"""Taggers: scores of tags for every word, from a bag of features or an encoder's states, joined into a chain."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.attention.chain import best_paths, log_partition, marginals, path_score
+from regard.attention.masks import padding
+from regard.config.model import EncoderConfig, RNNConfig, TaggerConfig
+from regard.data.batching import Batch
+from regard.data.vocabulary import PAD
+from regard.nn.layers import Dropout, widen
+from regard.nn.loss import Loss, Surprise, Trainable
+from regard.nn.recurrent import RecurrentEncoder
+from regard.nn.transformer import Encoder
+from regard.tasks.encoder import LABELS
+
+
+class Chain(NamedTuple):
+    """The scores of taggings, as attention/chain.py takes them."""
+
+    unary: Tensor  # (batch, n, tags)
+    transitions: Tensor  # (tags, tags) or (batch, n - 1, tags, tags)
+    lengths: Tensor  # (batch,)
+
+
+class Tagger(Trainable):
+    """A chain of tags over words. Every word is a bag of features whose weights are its scores, or whose vectors an
+    encoder reads. A CRF normalizes over whole taggings, an MEMM at every step given the tag before, a softmax at every
+    step alone; an HMM is a chain like a CRF, with weights that are counted."""
+
+    def __init__(self, config: TaggerConfig, features: int, tags: int, width: int, longest: int) -> None:
+        """`width` is how many ids the bag of a word has."""
+        super().__init__()
+        self.structure, self.width = config.structure, width
+        inner = tags if config.encoder == "none" else config.size
+        self.bag = nn.EmbeddingBag(features, inner, mode="sum", padding_idx=PAD)
+        nn.init.normal_(self.bag.weight, std=0.0 if config.encoder == "none" else config.size**-0.5)
+        self.encoder = make_encoder(config, longest)
+        self.dropout = Dropout(config.dropout)
+        self.output = None if self.encoder is None else nn.Linear(config.size, tags)
+        self.start, self.end = nn.Parameter(torch.zeros(tags)), nn.Parameter(torch.zeros(tags))
+        self.transitions = nn.Parameter(torch.zeros(tags, tags))
+        self.allowed: Tensor
+        self.register_buffer("allowed", torch.ones(tags + 1, tags + 1, dtype=torch.bool), persistent=False)
+        """Which tag (column) may follow which (row); the last of each is the edge of a sentence."""
+
+    def bags(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The sum of the features of every word (batch, n, size), and how many words there are (batch,)."""
+        ids = batch.source.reshape(-1, self.width)
+        return self.bag(ids).view(len(batch.source), -1, self.bag.embedding_dim), batch.lengths // self.width
+
+    def word_scores(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """What every tag of every word scores (batch, n, tags), and how many words there are (batch,)."""
+        x, lengths = self.bags(batch)
+        if self.encoder is None or self.output is None:
+            return x, lengths
+        x = self.dropout(x)
+        mask = padding(lengths, x.shape[1])
+        states = self.encoder(x, lengths)[0] if isinstance(self.encoder, RecurrentEncoder) else self.encoder(x, mask)
+        scores: Tensor = self.output(self.dropout(states))
+        return scores, lengths
+
+    def chain(self, batch: Batch) -> Chain:
+        """The chain of every sentence; what is forbidden scores minus infinity."""
+        scores, lengths = self.word_scores(batch)
+        scores = widen(scores)
+        inside, first, last = self.allowed[:-1, :-1], self.allowed[-1, :-1], self.allowed[:-1, -1]
+        if self.structure == "softmax":
+            moves, start, end = torch.zeros_like(self.transitions), torch.zeros_like(self.start), torch.zeros_like(self.end)
+        else:
+            moves, start, end = self.transitions, self.start, self.end
+        moves = moves.masked_fill(~inside, -torch.inf)
+        start, end = start.masked_fill(~first, -torch.inf), end.masked_fill(~last, -torch.inf)
+        if self.structure == "memm":
+            begin = (scores[:, :1] + start).log_softmax(-1)
+            return Chain(
+                torch.cat([begin, torch.zeros_like(scores[:, 1:])], dim=1),
+                (scores[:, 1:, None] + moves).log_softmax(-1),
+                lengths,
+            )
+        places = torch.arange(scores.shape[1], device=scores.device)
+        scores = torch.where((places == 0)[:, None], scores + start, scores)
+        ends = (places == lengths[:, None] - 1)[..., None]
+        return Chain(torch.where(ends, scores + end, scores), moves, lengths)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """How likely every tag of every word is (batch, n, tags), as logarithms."""
+        return marginals(*self.chain(batch)).tags.clamp(min=1e-30).log()
+
+    def surprise(self, batch: Batch) -> Surprise:
+        """The negative log-probability of every row's tagging."""
+        chain = self.chain(batch)
+        gold = path_score(*chain[:2], (batch.answer - LABELS).clamp(min=0), chain.lengths)
+        return Surprise(log_partition(*chain) - gold, chain.lengths)
+
+    def forward(self, batch: Batch, label_smoothing: float = 0.0) -> Loss:
+        total, tokens = self.surprise(batch)
+        return Loss(total.sum(), total.sum().detach(), int(tokens.sum()))
+
+    def best(self, batch: Batch, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The best taggings (batch, count, n), their log-probabilities (batch, count), and the marginals of all tags
+        (batch, n, tags)."""
+        chain = self.chain(batch)
+        paths, scores = best_paths(*chain, count)
+        found = marginals(*chain)
+        return paths, scores - found.log_partition[:, None], found.tags
+
+
+def make_encoder(config: TaggerConfig, longest: int) -> RecurrentEncoder | Encoder | None:
+    """What reads the words."""
+    if config.encoder == "rnn":
+        sizes = {"size": config.size, "embedding": config.size, "layers": config.layers, "dropout": config.dropout}
+        return RecurrentEncoder(RNNConfig(kind="rnn", cell="lstm", **sizes))
+    return Encoder(config, config.layers, longest) if config.encoder == "transformer" else None
