@@ -157,6 +157,16 @@ def show_evaluation(found: Evaluation) -> None:
         for label, row in found.confusion.items():
             counts.add_row(Text(label), *(f"{row[name]:,}" for name in given))
         show_table(counts)
+    for title, rows in found.tables.items():
+        own = Table(*(Text(name) for name in rows[0]), title=title)
+        for row in rows:
+            own.add_row(
+                *(
+                    Text(f"{one:.2f}" if isinstance(one, float) else f"{one:,}" if isinstance(one, int) else one)
+                    for one in row.values()
+                )
+            )
+        show_table(own)
     if found.cut:
         out.print(f"{found.cut:,} sources were longer than the model takes, and cut", style="dim")
     for name, signature in found.signatures.items():

@@ -102,7 +102,7 @@ def train_run(prepared: Prepared, run: Path, device: str) -> None:
             view.say(f"{saved} Go on with: regard train --resume {name}")
             raise typer.Exit(128 + stop())
         best = "" if progress.best is None else f"; best {prepared.config.evaluate.metrics[0]} {progress.best:.2f}"
-        early = progress.step < (prepared.config.train.steps or 0)
+        early = progress.worse and progress.step < (prepared.config.train.steps or 0)
         why = f" (then {progress.worse} validations brought nothing better)" if early else ""
         took = f"{progress.seconds / 60:.1f} min"
         view.say(f"done: {progress.step:,} steps{why} in {took}{best} at step {progress.best_step:,}")

@@ -209,5 +209,7 @@ class DatesData(GeneratedData):
         return self
 
 
-Files = ParallelData | TableData | JsonData | LabelledData | StoryData | SquadData | ColumnsData | ConlluData | DocumentData
+Files = (
+    ParallelData | TableData | JsonData | LabelledData | StoryData | SquadData | ColumnsData | ConlluData | DocumentData
+)
 Data = Annotated[Files | ReverseData | NumbersData | DatesData, Field(discriminator="kind")]

@@ -216,22 +216,22 @@ class ReaderConfig(EncoderConfig):
 
 
 WINDOW = (
-    *(f"word[{place}]" for place in range(-2, 3)), "word[-1]|word[0]", "word[0]|word[1]", "bias[0]",
+    *(f"word[{place}]" for place in range(-2, 3)), "word[-1]|word[0]", "word[0]|word[1]",
     *("prefix3[0]", "suffix3[0]", "shape[0]"),
 )  # fmt: skip
 """The words around a word, its ends and its shape: templates that do well on most taggings."""
 
 
-class TaggerConfig(EncoderConfig):
+class TaggerConfig(BlockConfig):
     """A tag for every word: a chain over features, or over an encoder's states."""
 
-    kind: Literal["tagger"]  # type: ignore[assignment]
+    kind: Literal["tagger"]
     structure: Literal["crf", "memm", "hmm", "softmax"] = "crf"
     """How tags depend on each other: CRF (one normalizer for the whole sentence), MEMM (one for every step), HMM
     (counted), or not at all (softmax)."""
     encoder: Literal["none", "rnn", "transformer"] = "none"
-    """What reads the features of the words: nothing (their weights are the scores; L-BFGS trains them), a bidirectional
-    LSTM, or a Transformer."""
+    """What reads the features of the words: nothing (their weights are the scores, fitted by L-BFGS in `train.steps`
+    passes), a bidirectional LSTM, or a Transformer."""
     features: Annotated[tuple[str, ...], Field(min_length=1)] = WINDOW
     """Feature templates (docs/tagging.md): properties of a word and its neighbours, as suffix3[0] or pos[-1]|pos[0]."""
     max_features: Count = 64
@@ -239,24 +239,27 @@ class TaggerConfig(EncoderConfig):
     constraints: Literal["none", "spans"] = "none"
     """spans: tags are BIO or BIOES, and only what is valid there may follow (I-NP only B-NP or I-NP)."""
     l1: Annotated[float, Field(ge=0)] = 0.0
-    """L1 penalty of weights that L-BFGS trains."""
+    """L1 penalty of weights that L-BFGS fits (it is OWL-QN then)."""
     l2: Annotated[float, Field(ge=0)] = 1.0
-    """L2 penalty (the sum of squares, times this) of weights that L-BFGS trains."""
-    iterations: Count = 100
-    """L-BFGS iterations at most; or rounds of Baum-Welch on text.raw."""
+    """L2 penalty (the sum of squares, times this) of weights that L-BFGS fits."""
     smoothing: Annotated[float, Field(gt=0)] = 0.1
     """Of an HMM: what is added to every count."""
+    word_dropout: Share = 0.0
+    """Probability with which training hides a feature from an encoder."""
     size: Count = 256
     feedforward: Count = 512
     heads: Count = 4
     layers: Count = 1
+    """Layers of the LSTM, or blocks of the Transformer."""
 
     @model_validator(mode="after")
     def structure_fits_encoder(self) -> "TaggerConfig":
-        if self.structure == "hmm" and (self.encoder != "none" or self.pretrained):
+        if self.structure == "hmm" and self.encoder != "none":
             raise ValueError('an HMM is counted: it needs encoder = "none"')
-        if self.pretrained and self.encoder != "transformer":
-            raise ValueError('model.pretrained is a Transformer: it needs encoder = "transformer"')
+        if self.structure == "hmm" and (len(self.features) != 1 or self.features[0].startswith("ngrams")):
+            raise ValueError('an HMM emits one thing a word: it needs one template, as features = ["rare[0]"]')
+        if self.encoder == "rnn" and self.size % 2:
+            raise ValueError(f"size {self.size} is odd, and a bidirectional LSTM gives half to each direction")
         return self
 
     def check(self, config: "Config") -> None:

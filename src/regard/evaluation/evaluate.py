@@ -5,7 +5,7 @@ import itertools
 import math
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from regard.data.examples import Example, Ledger, Source
 from regard.errors import DataError
 from regard.evaluation.metrics import OF_PROBABILITIES, confusion_table, corpus_score, score_answers
 from regard.inference.predictor import Predictor
-from regard.tasks.task import Answer
+from regard.tasks.task import Answer, Table
 from regard.training.prepare import check_metrics, find_seen
 
 
@@ -37,11 +37,12 @@ class Evaluation(NamedTuple):
     cut: int = 0  # sources that were longer than the model takes, and cut
     seen: int = 0  # examples whose source is in the training data
     unscored: int = 0  # examples whose target the model cannot give, which perplexity leaves out
+    tables: Mapping[str, Table] = {}  # of the task's own, by their titles
 
     def tree(self) -> dict[str, Any]:
         """For machines: without the texts."""
         names = ["examples", "metrics", "signatures", "buckets", "cut", "seen", "unscored"]
-        names += [name for name in ("files", "confusion") if getattr(self, name)]
+        names += [name for name in ("files", "confusion", "tables") if getattr(self, name)]
         return {name: getattr(self, name) for name in names}
 
 
@@ -143,7 +144,8 @@ def score_examples(
     parts = measure_parts("file", files) if len(files) > 1 else []
     table = confusion_table([one.text for one in given], right) if task.separator == "" else None
     figures = (whole, signatures, buckets, len(items), outputs, sources, references, parts, table, predictor.cut)
-    return Evaluation(*figures, unscored=nats.unscored if nats else 0)
+    tables = task.tabulate(given, right)
+    return Evaluation(*figures, unscored=nats.unscored if nats else 0, tables=tables)
 
 
 def make_example(number: int, given: Any) -> Example:

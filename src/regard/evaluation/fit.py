@@ -15,8 +15,8 @@ from regard.nn.loss import Trainable
 from regard.training.checkpoint import fill_weights, load_tensors, save_weights, write_file
 from regard.training.device import choose, keep_memory, precision
 from regard.training.lock import lock_run
-from regard.training.prepare import Prepared, build_model, find_doubts, find_seen, initialize, step_of
-from regard.training.trainer import Event, Progress, Score, append_event, load_progress, train
+from regard.training.prepare import Prepared, build_model, find_doubts, find_seen, initialize, read_raw_text, step_of
+from regard.training.trainer import Event, Progress, Score, append_event, load_progress, solve, train
 
 
 def fit(
@@ -64,20 +64,35 @@ def fit_owned(
     def note(event: Event) -> None:
         report(event)
         check_owner()
-        if event.kind not in ("saving", "saved"):
+        if event.kind not in ("saving", "saved") and (passes is None or event.kind != "step"):
             append_event(run / "metrics.jsonl", event)
 
     @functools.cache
     def say_once(text: str) -> None:
         note(Event("warning", saved.step if saved else 0, {"text": text}))
 
+    passes = task.solve(model, prepared.rows, lambda: read_raw_text(config, {}))
     for doubt in list_doubts(prepared, saved, place):
         say_once(doubt)
     kind = precision(place, products if device_before == place.type else settings.precision)
     wins = better(task, config.evaluate.metrics[0])
-    progress = train(
-        model, prepared.batches, settings, run, validate=validate, better=wins, report=note, precision=kind, stop=stop
-    )
+    if passes is None:
+        progress = train(
+            model,
+            prepared.batches,
+            settings,
+            run,
+            validate=validate,
+            better=wins,
+            report=note,
+            precision=kind,
+            stop=stop,
+        )
+    else:
+        tokens = sum(len(row.target) for row in prepared.rows)
+        progress = saved or solve(
+            model, passes, tokens, settings, run, validate=validate, better=wins, report=note, stop=stop
+        )
     if not stop():
         check_owner()
         calibrate(run, prepared, model, progress.best_step)

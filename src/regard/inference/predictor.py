@@ -86,7 +86,7 @@ class Predictor:
             raise InputError("an encoder gives vectors, no answers: use `regard embed`.")
         yield from ((place, [EMPTY]) for place, source in enumerate(sources) if not source.ids)
         rows = max(1, CELLS // (max(request.best, request.settings.beam_size) * self.target.size))
-        for group in group_by_length([one.ids for one in sources], budget, rows):
+        for group in group_by_length([one.ids for one in sources], budget * self.task.ids_per_token, rows):
             own = request._replace(prefixes=[request.prefixes[i] for i in group] if any(request.prefixes) else ())
 
             def generate(chosen: Sequence[Encoded], own: Request = own) -> Any:

@@ -56,8 +56,8 @@ Generate = Callable[[Sequence[Encoded]], Iterator[tuple[int, list[Hypothesis]] |
 Scored = tuple[Batch, list[int]]
 """A batch, and the numbers of its rows' examples."""
 Say = Callable[[str], None]
-Report = Callable[[int, float], None]
-"""Hears of every iteration of a solver: its number, and the objective in nats a token."""
+Table = list[dict[str, Any]]
+"""Rows of an evaluation beside its metrics: column -> value."""
 
 
 class Metric(NamedTuple):
@@ -105,6 +105,8 @@ class Task:
     """Whether a source has an answer; else there are vectors and maps only."""
     form: ClassVar[Form] = FORMS["text"]
     """How it is asked over HTTP and on the page."""
+    ids_per_token: int = 1
+    """Ids of a source that stand for one token; batches are counted in tokens."""
     settings: Any
     """Those of the model."""
 
@@ -182,7 +184,13 @@ class Task:
 
     def batches(self, rows: Sequence[Row], start: int) -> Iterator[list[Batch]]:
         """Endless updates from number `start` on, each a list of batches."""
-        return iterate_updates(rows, self.config.train, start)
+        settings = self.config.train.model_copy(update={"batch_tokens": self.batch_ids})
+        return iterate_updates(rows, settings, start)
+
+    @property
+    def batch_ids(self) -> int:
+        """The ids of a batch."""
+        return self.config.train.batch_tokens * self.ids_per_token
 
     def scoring_batches(self, examples: Sequence[Example], ledger: Ledger | None = None) -> Iterator[Scored]:
         """Examples as batches whose surprise is measured, each with the numbers of its examples. What is too long is
@@ -190,12 +198,12 @@ class Task:
         rows = self.encode_examples(examples, ledger or Ledger(), "cut")
         every = len(rows) == len(examples)  # else find out which ones can
         kept = [number for number, one in enumerate(examples) if every or self.encode_examples([one], Ledger(), "cut")]
-        for indices in plan_epoch(rows, self.config.train.batch_tokens, 0, 0):
+        for indices in plan_epoch(rows, self.batch_ids, 0, 0):
             yield collate([rows[i] for i in indices]), [kept[i] for i in indices]
 
     def describe_rows(self, rows: Sequence[Row]) -> tuple[int, str]:
         """The batches of an epoch, and what else a user wants to know before training: lengths, padding."""
-        batches = plan_epoch(rows, self.config.train.batch_tokens, self.config.train.seed, 0)
+        batches = plan_epoch(rows, self.batch_ids, self.config.train.seed, 0)
         sides = [sorted(len(row.source) for row in rows), sorted(len(row.target) for row in rows)]
 
         def both(numbers: Iterable[int]) -> str:
@@ -235,10 +243,10 @@ class Task:
             if path or counted:
                 table.weight.requires_grad_(not self.settings.freeze_vectors)
 
-    def solve(self, model: Any, rows: Sequence[Row], raw: Callable[[], Iterable[str]], report: Report) -> bool:
-        """Fit a model by an algorithm of its own, from the rows and the texts that `raw` gives; False: it has none, and
-        learns by the trainer's steps."""
-        return False
+    def solve(self, model: Any, rows: Sequence[Row], raw: Callable[[], Iterable[str]]) -> Iterator[float] | None:
+        """Fit a model by an algorithm of its own, from the rows and the texts that `raw` gives: the objective in nats a
+        token after every pass over them. None: it has none, and learns by the trainer's steps."""
+        return None
 
     def calibrate(self, model: Any, batches: Callable[[], Iterable[Batch]]) -> dict[str, Tensor]:
         """Weights that are fitted to validation data after training."""
@@ -311,6 +319,10 @@ class Task:
     def separator(self) -> str | None:
         """What stands between the labels of one answer, "" if each is one label; None if answers are no labels."""
         return None
+
+    def tabulate(self, answers: Sequence[Answer], references: Sequence[Sequence[str]]) -> dict[str, Table]:
+        """Tables of an evaluation beside its metrics, by their titles."""
+        return {}
 
     # --- looking
 

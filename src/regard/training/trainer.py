@@ -4,6 +4,7 @@ Resuming is exact: the order of the data is a pure function of the step, and eve
 optimizer, random state, best score, checkpoints to average) is saved.
 """
 
+import itertools
 import json
 import math
 import time
@@ -152,6 +153,39 @@ def train(
     if not finished:
         save_all(model, optimizer, run, progress, report)
     report(Event("done" if finished else "stopped", progress.step, asdict(progress)))
+    return progress
+
+
+def solve(
+    model: Trainable,
+    passes: Iterator[float],
+    tokens: int,
+    config: TrainConfig,
+    run: Path,
+    *,
+    validate: Validate,
+    better: Better,
+    report: Report,
+    stop: Callable[[], bool] = lambda: False,
+) -> Progress:
+    """Let a model's own solver fit it: `passes` gives the objective, in nats a token, after every pass over so many
+    training tokens. It is validated and saved once, at its end: a solver that is stopped has saved nothing, and begins
+    again when it is resumed."""
+    progress, began = Progress(precision="cpu float32", threads=torch.get_num_threads()), time.monotonic()
+    for objective in itertools.islice(passes, config.steps):
+        if stop():
+            report(Event("stopped", 0, asdict(Progress())))
+            return Progress()
+        progress.step += 1
+        progress.tokens += tokens
+        progress.seconds = time.monotonic() - began
+        if not math.isfinite(objective):
+            raise TrainError(f"the objective after pass {progress.step} is {objective}. Try a larger model.l2.")
+        values = {"loss": objective, "nats": objective, "tokens": tokens, "seconds": progress.seconds}
+        report(Event("step", progress.step, values))
+    report(validate_model(model, config, run, progress, validate, better))
+    save_all(model, make_optimizer(model, config), run, progress, report)
+    report(Event("done", progress.step, asdict(progress)))
     return progress
 
 

@@ -3,6 +3,7 @@
 L-BFGS sees all examples at every iteration; with an L1 penalty it is OWL-QN (Andrew and Gao 2007).
 """
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
@@ -18,11 +19,9 @@ CELLS = 2**19
 """Features and tags of the sentences that are worked on at once."""
 HISTORY = 6
 """Steps that L-BFGS remembers."""
-Report = Callable[[int, float], None]
-"""Hears of every iteration: its number, and the objective in nats a word."""
 
 
-def make_groups(rows: Sequence[Row], width: int) -> list[Batch]:
+def make_groups(rows: Sequence[Row]) -> list[Batch]:
     """All rows in batches of like lengths."""
     order = sorted(range(len(rows)), key=lambda number: len(rows[number].source))
     groups: list[list[Row]] = [[]]
@@ -34,17 +33,17 @@ def make_groups(rows: Sequence[Row], width: int) -> list[Batch]:
 
 
 def minimise(
-    compute: Callable[[Tensor], tuple[float, Tensor]], weights: Tensor, iterations: int, l1: float = 0.0,
-    tolerance: float = 1e-5,
-) -> Iterator[tuple[float, Tensor]]:  # fmt: skip
+    compute: Callable[[Tensor], tuple[float, Tensor]], weights: Tensor, l1: float = 0.0, tolerance: float = 1e-5
+) -> Iterator[float]:
     """L-BFGS from some weights (n,): `compute` gives the objective, without the L1 penalty, and its gradient. Yields the
-    objective and the weights after every iteration, until ten of them together gain less than the tolerance."""
+    objective after every iteration, until ten of them together gain less than the tolerance; the weights that `compute`
+    saw last are those of the iteration."""
     history: deque[tuple[Tensor, Tensor, float]] = deque(maxlen=HISTORY)
     value, gradient = compute(weights)
     value += l1 * float(weights.abs().sum())
     slope = pseudo_gradient(weights, gradient, l1)
     values = [value]
-    for number in range(iterations):
+    for number in itertools.count():
         direction = -two_loops(slope, history)
         if l1:
             direction *= direction * slope < 0  # only where it goes downhill
@@ -68,7 +67,7 @@ def minimise(
             history.append((change, turn, curvature))
         weights, value, gradient, slope = moved, new, after, pseudo_gradient(moved, after, l1)
         values.append(value)
-        yield value, weights
+        yield value
         if len(values) > 10 and values[-11] - value < tolerance * abs(value):
             return
 
@@ -96,38 +95,32 @@ def two_loops(gradient: Tensor, history: Sequence[tuple[Tensor, Tensor, float]])
     return found
 
 
-def fit_weights(
-    model: Tagger, rows: Sequence[Row], l1: float, l2: float, iterations: int, report: Report
-) -> None:
+def fit_weights(model: Tagger, rows: Sequence[Row], l1: float, l2: float) -> Iterator[float]:
     """Fit the weights of a chain over features: the penalized likelihood is as high as it gets."""
     learned = [model.bag.weight] + ([] if model.structure == "softmax" else [model.start, model.end, model.transitions])
     sizes = [part.numel() for part in learned]
-    groups = make_groups(rows, model.width)
-    words = sum(int(batch.lengths.sum()) // model.width for batch in groups)
-
-    def put(weights: Tensor) -> None:
-        with torch.no_grad():
-            for part, values in zip(learned, weights.split(sizes), strict=True):
-                part.copy_(values.view_as(part))
+    groups = make_groups(rows)
+    words = sum(len(row.target) for row in rows)
 
     def compute(weights: Tensor) -> tuple[float, Tensor]:
-        put(weights)
-        for part in learned:
-            part.grad = None
+        with torch.no_grad():
+            for part, values in zip(learned, torch.split(weights, sizes), strict=True):
+                part.copy_(values.view_as(part))
+                part.grad = None
         value = 0.0
         for batch in groups:
             loss = model(batch).total
             loss.backward()
             value += float(loss.detach())
-        gradient = torch.cat([part.grad.flatten() for part in learned if part.grad is not None])
+        gradient = torch.cat(
+            [torch.zeros_like(part).flatten() if part.grad is None else part.grad.flatten() for part in learned]
+        )
         return value + l2 * float(weights @ weights), gradient.add_(weights, alpha=2 * l2)
 
-    weights = torch.cat([part.detach().flatten() for part in learned])
-    for number, (value, weights) in enumerate(minimise(compute, weights, iterations, l1), 1):
-        report(number, value / words)
-    put(weights)
-    for part in learned:
-        part.grad = None
+    for value in minimise(compute, torch.cat([part.detach().flatten() for part in learned]), l1):
+        for part in learned:
+            part.grad = None
+        yield value / words
 
 
 def count_hmm(model: Tagger, rows: Sequence[Row], smoothing: float) -> None:
@@ -160,12 +153,12 @@ def set_hmm(model: Tagger, start: Tensor, end: Tensor, moves: Tensor, seen: Tens
         model.bag.weight[:LABELS] = 0.0
 
 
-def baum_welch(model: Tagger, groups: Sequence[Batch], rounds: int, smoothing: float, report: Report) -> None:
-    """Expectation maximisation of an HMM on sentences without tags, from the weights it has; the reported objective is
-    the negative log-likelihood of the words, which no round makes larger while nothing is smoothed."""
+def baum_welch(model: Tagger, groups: Sequence[Batch], smoothing: float) -> Iterator[float]:
+    """Expectation maximisation of an HMM on sentences without tags, from the weights it has. Yields, round by round, the
+    negative log-likelihood a word before it, which no round makes larger while nothing is smoothed."""
     tags, features = len(model.start), model.bag.num_embeddings
     words = sum(int(batch.lengths.sum()) for batch in groups)
-    for number in range(1, rounds + 1):
+    while True:
         start, end, moves = torch.zeros(tags), torch.zeros(tags), torch.zeros(tags, tags)
         seen, total = torch.zeros(features, tags), 0.0
         for batch in groups:
@@ -179,4 +172,4 @@ def baum_welch(model: Tagger, groups: Sequence[Batch], rounds: int, smoothing: f
             moves += found.transitions.sum(0)
             seen.index_add_(0, batch.source.flatten(), found.tags.flatten(0, 1))
         set_hmm(model, start, end, moves, seen, smoothing)
-        report(number, total / words)
+        yield total / words

@@ -86,7 +86,10 @@ class Templates:
                 f"Properties: {known}, or ngramsN alone."
             )
         if (match[1] in ("prefix", "suffix", "jamo")) != bool(match[2]):
-            raise ConfigError(f"model.features: {part!r} in {template!r} " + ("needs no size." if match[2] else "needs a size, as suffix3[0]."))
+            raise ConfigError(
+                f"model.features: {part!r} in {template!r} "
+                + ("needs no size." if match[2] else "needs a size, as suffix3[0].")
+            )
         return match[1], int(match[2] or 0), int(match[3])
 
     def extract(self, sentence: Words) -> list[list[str]]:

@@ -3,12 +3,11 @@
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attention.chain import best_paths, log_partition, marginals, path_score
 from regard.attention.masks import padding
-from regard.config.model import EncoderConfig, RNNConfig, TaggerConfig
+from regard.config.model import RNNConfig, TaggerConfig
 from regard.data.batching import Batch
 from regard.data.vocabulary import PAD
 from regard.nn.layers import Dropout, widen
@@ -34,11 +33,11 @@ class Tagger(Trainable):
     def __init__(self, config: TaggerConfig, features: int, tags: int, width: int, longest: int) -> None:
         """`width` is how many ids the bag of a word has."""
         super().__init__()
-        self.structure, self.width = config.structure, width
-        inner = tags if config.encoder == "none" else config.size
-        self.bag = nn.EmbeddingBag(features, inner, mode="sum", padding_idx=PAD)
-        nn.init.normal_(self.bag.weight, std=0.0 if config.encoder == "none" else config.size**-0.5)
+        self.structure, self.width, self.word_dropout = config.structure, width, config.word_dropout
         self.encoder = make_encoder(config, longest)
+        inner = tags if self.encoder is None else config.size
+        self.bag = nn.EmbeddingBag(features, inner, mode="sum", padding_idx=PAD)
+        nn.init.normal_(self.bag.weight, std=0.0 if self.encoder is None else config.size**-0.5)
         self.dropout = Dropout(config.dropout)
         self.output = None if self.encoder is None else nn.Linear(config.size, tags)
         self.start, self.end = nn.Parameter(torch.zeros(tags)), nn.Parameter(torch.zeros(tags))
@@ -49,8 +48,14 @@ class Tagger(Trainable):
 
     def bags(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The sum of the features of every word (batch, n, size), and how many words there are (batch,)."""
-        ids = batch.source.reshape(-1, self.width)
-        return self.bag(ids).view(len(batch.source), -1, self.bag.embedding_dim), batch.lengths // self.width
+        ids = batch.source
+        if self.training and self.word_dropout and self.encoder is not None:
+            ids = ids.masked_fill(torch.rand(ids.shape, device=ids.device) < self.word_dropout, PAD)
+        n = ids.shape[1] // self.width
+        summed: Tensor = self.bag(ids.reshape(-1, self.width))
+        return summed.view(len(ids), n, -1) if n else summed.new_zeros(len(ids), 0, self.bag.embedding_dim), (
+            batch.lengths // self.width
+        )
 
     def word_scores(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """What every tag of every word scores (batch, n, tags), and how many words there are (batch,)."""
@@ -58,8 +63,10 @@ class Tagger(Trainable):
         if self.encoder is None or self.output is None:
             return x, lengths
         x = self.dropout(x)
-        mask = padding(lengths, x.shape[1])
-        states = self.encoder(x, lengths)[0] if isinstance(self.encoder, RecurrentEncoder) else self.encoder(x, mask)
+        if isinstance(self.encoder, RecurrentEncoder):
+            states, _ = self.encoder(x, lengths.clamp(min=1))
+        else:
+            states = self.encoder(x, padding(lengths, x.shape[1]))
         scores: Tensor = self.output(self.dropout(states))
         return scores, lengths
 
@@ -67,24 +74,23 @@ class Tagger(Trainable):
         """The chain of every sentence; what is forbidden scores minus infinity."""
         scores, lengths = self.word_scores(batch)
         scores = widen(scores)
-        inside, first, last = self.allowed[:-1, :-1], self.allowed[-1, :-1], self.allowed[:-1, -1]
+        moves, start, end = self.transitions, self.start, self.end
         if self.structure == "softmax":
-            moves, start, end = torch.zeros_like(self.transitions), torch.zeros_like(self.start), torch.zeros_like(self.end)
-        else:
-            moves, start, end = self.transitions, self.start, self.end
-        moves = moves.masked_fill(~inside, -torch.inf)
-        start, end = start.masked_fill(~first, -torch.inf), end.masked_fill(~last, -torch.inf)
+            moves, start, end = (torch.zeros_like(part) for part in (moves, start, end))
+        forbidden = ~self.allowed
+        place = torch.arange(scores.shape[1], device=scores.device)
+        last = (place == lengths[:, None] - 1)[..., None]
         if self.structure == "memm":
-            begin = (scores[:, :1] + start).log_softmax(-1)
-            return Chain(
-                torch.cat([begin, torch.zeros_like(scores[:, 1:])], dim=1),
-                (scores[:, 1:, None] + moves).log_softmax(-1),
-                lengths,
-            )
-        places = torch.arange(scores.shape[1], device=scores.device)
-        scores = torch.where((places == 0)[:, None], scores + start, scores)
-        ends = (places == lengths[:, None] - 1)[..., None]
-        return Chain(torch.where(ends, scores + end, scores), moves, lengths)
+            begin = normalize_step(scores[:, :1] + start, forbidden[-1, :-1])
+            unary = torch.cat([begin, torch.zeros_like(scores[:, 1:])], dim=1)
+            steps = normalize_step(scores[:, 1:, None] + moves, forbidden[:-1, :-1])
+            return Chain(unary.masked_fill(last & forbidden[:-1, -1], -torch.inf), steps, lengths)
+        start = start.masked_fill(forbidden[-1, :-1], -torch.inf)
+        end = end.masked_fill(forbidden[:-1, -1], -torch.inf)
+        scores = torch.where((place == 0)[:, None], scores + start, scores)
+        return Chain(
+            torch.where(last, scores + end, scores), moves.masked_fill(forbidden[:-1, :-1], -torch.inf), lengths
+        )
 
     def logits(self, batch: Batch) -> Tensor:
         """How likely every tag of every word is (batch, n, tags), as logarithms."""
@@ -109,9 +115,16 @@ class Tagger(Trainable):
         return paths, scores - found.log_partition[:, None], found.tags
 
 
+def normalize_step(scores: Tensor, forbidden: Tensor) -> Tensor:
+    """Log-probabilities of scores (.., tags); a row in which all is forbidden has none, and no gradient either."""
+    return scores.masked_fill(forbidden, -1e30).log_softmax(-1).masked_fill(forbidden, -torch.inf)
+
+
 def make_encoder(config: TaggerConfig, longest: int) -> RecurrentEncoder | Encoder | None:
     """What reads the words."""
     if config.encoder == "rnn":
-        sizes = {"size": config.size, "embedding": config.size, "layers": config.layers, "dropout": config.dropout}
-        return RecurrentEncoder(RNNConfig(kind="rnn", cell="lstm", **sizes))
+        size, dropout = config.size, config.dropout
+        return RecurrentEncoder(
+            RNNConfig(kind="rnn", cell="lstm", size=size, embedding=size, layers=config.layers, dropout=dropout)
+        )
     return Encoder(config, config.layers, longest) if config.encoder == "transformer" else None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.config.model import ModelConfig, TaggerConfig
 from regard.config.run import Config
-from regard.data.batching import Batch, Row, iterate_updates, pad_sources
+from regard.data.batching import Batch, Row, pad_sources
 from regard.data.encoding import Encoded
 from regard.data.examples import Dropped, Example, Source, Words
 from regard.data.vocabulary import UNK, Vocabularies, Vocabulary
@@ -25,7 +25,7 @@ from regard.tasks.tagging.classical import baum_welch, count_hmm, fit_weights, m
 from regard.tasks.tagging.features import Templates, encode_bag, learn_features
 from regard.tasks.tagging.model import Tagger
 from regard.tasks.tagging.spans import count_spans, is_closed, may_follow, read_spans
-from regard.tasks.task import Answer, Answered, Generate, Metric, Report, Task, Token
+from regard.tasks.task import Answer, Answered, Generate, Metric, Table, Task, Token
 
 EDGES = re.compile(r"(\W*)(.*?)(\W*)", re.DOTALL)
 """A word, and the punctuation around it."""
@@ -97,7 +97,9 @@ class TaggingTask(Task):
         super().__init__(config, vocabularies)
         self.ids: dict[str, int] = self.source.tokenizer.get_vocab()
         self.templates = self.make_templates(config, lambda word: f"rare[0]={word}" in self.ids)
-        self.width = min(len(self.templates.single) + 200 * bool(self.templates.ngrams), self.settings.max_features)
+        self.ids_per_token = min(
+            len(self.templates.single) + 200 * bool(self.templates.ngrams), self.settings.max_features
+        )
         self.tags = [self.target.token(i) for i in range(LABELS, self.target.size)]
 
     def knows(self, word: str) -> bool:
@@ -121,39 +123,39 @@ class TaggingTask(Task):
         for example, tokens in zip(examples, self.target.encode_all([one.target for one in examples]), strict=True):
             yield Dropped("a tag that training never saw", example.where) if UNK in tokens.ids else tokens.ids
 
-    def batches(self, rows: Sequence[Row], start: int) -> Iterator[list[Batch]]:
-        """Words are counted, not their features."""
-        settings = self.config.train
-        return iterate_updates(rows, settings.model_copy(update={"batch_tokens": settings.batch_tokens * self.width}), start)
-
-    def describe_rows(self, rows: Sequence[Row]) -> str:
+    def describe_rows(self, rows: Sequence[Row]) -> tuple[int, str]:
+        """A solver's step is a pass over all words."""
         words = [len(row.target) for row in rows]
-        return f"{len(rows):,} sentences of {sum(words):,} words, at most {max(words):,}; {len(self.tags)} tags"
+        told = f"{len(rows):,} sentences of {sum(words):,} words, at most {max(words):,}; {len(self.tags)} tags"
+        return 1 if self.settings.encoder == "none" else super().describe_rows(rows)[0], told
 
     # --- the model
 
     def build(self) -> Tagger:
-        model = Tagger(self.settings, self.source.size, len(self.tags), self.width, self.config.text.max_length)
+        model = Tagger(self.settings, self.source.size, len(self.tags), self.ids_per_token, self.config.text.max_length)
         if self.settings.constraints == "spans":
             names, closed = [*self.tags, None], is_closed(self.tags)
             model.allowed = torch.tensor([[may_follow(before, tag, closed) for tag in names] for before in names])
         return model
 
-    def solve(self, model: Any, rows: Sequence[Row], raw: Callable[[], Iterable[str]], report: Report) -> bool:
+    def solve(self, model: Any, rows: Sequence[Row], raw: Callable[[], Iterable[str]]) -> Iterator[float] | None:
         """Weights of features are fitted by L-BFGS; an HMM is counted, and goes on with Baum-Welch where there is text
         without tags (text.raw)."""
         settings = self.settings
         if settings.encoder != "none":
-            return False
-        if settings.structure == "hmm":
-            count_hmm(model, rows, settings.smoothing)
-            if self.config.text.raw:
-                plain = [Row(one.ids, [LABELS] * one.length, sequence=False) for one in self.encode(list(raw()))]
-                groups = make_groups([*rows, *plain], self.width)
-                baum_welch(model, groups, settings.iterations, settings.smoothing, report)
-        else:
-            fit_weights(model, rows, settings.l1, settings.l2, settings.iterations, report)
-        return True
+            return None
+        if settings.structure != "hmm":
+            return fit_weights(model, rows, settings.l1, settings.l2)
+        return self.solve_hmm(model, rows, raw)
+
+    def solve_hmm(self, model: Tagger, rows: Sequence[Row], raw: Callable[[], Iterable[str]]) -> Iterator[float]:
+        """Count, then Baum-Welch on all sentences if some come without tags."""
+        count_hmm(model, rows, self.settings.smoothing)
+        with torch.no_grad():
+            yield sum(float(model(batch).total) for batch in make_groups(rows)) / sum(len(row.target) for row in rows)
+        if self.config.text.raw:
+            plain = [Row(one.ids, [LABELS] * len(one.offsets), sequence=False) for one in self.encode(list(raw()))]
+            yield from baum_welch(model, make_groups([*rows, *plain]), self.settings.smoothing)
 
     # --- answers
 
@@ -187,7 +189,7 @@ class TaggingTask(Task):
                 source = Words(tuple(text[start:end] for start, end in places))
             most = self.config.text.max_length
             bags = self.templates.extract(source)[:most]
-            ids = [i for bag in bags for i in encode_bag(bag, self.ids, self.width)]
+            ids = [i for bag in bags for i in encode_bag(bag, self.ids, self.ids_per_token)]
             out.append(Encoded(source, text, ids, places[:most], len(places)))
         return out
 
@@ -205,11 +207,21 @@ class TaggingTask(Task):
         words, tokens = [], []
         for place, ((start, end), tag) in enumerate(zip(source.offsets, path, strict=False)):
             chance, text = float(chances[place, tag]), source.text[start:end]
-            words.append({"text": text, "start": start, "end": end, "tag": self.tags[tag], "probability": chance, "known": self.knows(text)})
+            words.append(
+                {
+                    "text": text,
+                    "start": start,
+                    "end": end,
+                    "tag": self.tags[tag],
+                    "probability": chance,
+                    "known": self.knows(text),
+                }
+            )
             tokens.append(Token(self.tags[tag], math.log(max(chance, 1e-30)), tag + LABELS))
         tags = [token.text for token in tokens]
         spans = [
             {"label": span.label, "start": source.offsets[span.first][0], "end": source.offsets[span.end - 1][1]}
-            for span in read_spans(tags) if span.label
+            for span in read_spans(tags)
+            if span.label
         ]
         return Answer(" ".join(tags), score, tokens, {"probability": math.exp(score), "words": words, "spans": spans})
