@@ -158,12 +158,12 @@ def show_evaluation(found: Evaluation) -> None:
             counts.add_row(Text(label), *(f"{row[name]:,}" for name in given))
         show_table(counts)
     for title, rows in found.tables.items():
-        own = Table(*(Text(name) for name in rows[0]), title=title)
+        own = Table(*rows[0], title=title)
         for row in rows:
             own.add_row(
                 *(
-                    Text(f"{one:.2f}" if isinstance(one, float) else f"{one:,}" if isinstance(one, int) else one)
-                    for one in row.values()
+                    Text(f"{cell:.2f}" if isinstance(cell, float) else f"{cell:,}" if isinstance(cell, int) else cell)
+                    for cell in row.values()
                 )
             )
         show_table(own)

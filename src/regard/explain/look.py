@@ -31,7 +31,7 @@ from regard.inference.degeneration import find_flags
 from regard.inference.engine import Request, TorchEngine
 from regard.inference.predictor import Predictor
 from regard.nn.attention import Attention
-from regard.tasks.axes import Piece, Tokens
+from regard.tasks.axes import Piece, Structure, Tokens
 from regard.tasks.task import Answer
 from regard.training.checkpoint import write_file
 
@@ -75,6 +75,12 @@ class Use:
         given = torch.cat([queries[0] for queries in self.queries], dim=-2)
         queries, keys, values = (part.float().cpu() for part in (given, keys[0], values[0]))
         return Vectors(self.attention, queries, keys, values, torch.cat(self.allowed))
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Heads, rows and columns of the map, and the size of the vectors behind it."""
+        rows = sum(queries.shape[-2] for queries in self.queries)
+        return self.attention.heads, rows, *self.kv.keys.shape[-2:]
 
 
 @dataclass(frozen=True)
@@ -127,9 +133,17 @@ class Look:
         }
 
     @cached_property
+    def structures(self) -> dict[str, Structure]:
+        """Marginals that no attention made, by the names of their maps."""
+        with torch.inference_mode():
+            found = self.predictor.task.structures(self.predictor.model, self.batch)
+        return {one.name: one._replace(weights=one.weights.float().cpu()) for one in found}
+
+    @cached_property
     def heads(self) -> dict[str, int]:
         """The name of every map and how many heads it has; no map is made for that."""
-        return {name: use.attention.heads for name, use in self.uses.items()}
+        own = {name: len(one.weights) for name, one in self.structures.items()}
+        return {name: use.attention.heads for name, use in self.uses.items()} | own
 
     @cached_property
     def maps(self) -> list[Map]:
@@ -140,11 +154,13 @@ class Look:
                 f"all maps of {longest:,} tokens would take {size / 2**30:.1f} GB, {ROOM / 2**30:.0f} are the most. "
                 "Look at a shorter text, or at one map alone."
             )
-        return [self.make_map(name) for name in self.uses]
+        return [self.make_map(name) for name in self.heads]
 
     @torch.inference_mode()
     def make_map(self, name: str, heads: slice = slice(None)) -> Map:
         """One map, of all its heads or of some."""
+        if own := self.structures.get(name):
+            return Map(name, own.kind, 0, *own.axes, own.weights[heads])
         use = self.uses[name]
         attention, number = use.attention, int(name.partition("#")[2] or 0)  # of the uses of one block
         return Map(name, attention.kind, attention.layer + number, *attention.axes, use.weights(heads))
@@ -155,7 +171,7 @@ class Look:
             raise InputError("this model has no attention to look at.")
         if name is None:
             crosses = [one for one, use in self.uses.items() if use.attention.kind != "self"]
-            return (crosses or list(self.heads))[-1]
+            return [*self.heads, *crosses, *self.structures][-1]
         if name not in self.heads:
             raise InputError(f"there is no map {name!r}. This model has {', '.join(self.heads)}.")
         return name
@@ -171,6 +187,8 @@ class Look:
     def calculate(self, row: int, head: int = 0, name: str | None = None) -> Calculation:
         """The numbers behind one row of one head."""
         name = self.find_map(name)
+        if name not in self.uses:
+            raise InputError(f"{name} shows marginals: there are no queries and keys to calculate with.")
         given = self.uses[name].vectors()
         heads, rows, _ = given.queries.shape
         if not 0 <= row < rows or not 0 <= head < heads:
@@ -232,7 +250,7 @@ class Look:
         maps = []
         for one in self.maps:
             entry = one.tree(packed=packed, full=full is None or one.name in full)
-            if one.name in wanted:
+            if one.name in wanted and one.name in self.uses:
                 entry["vectors"] = pack_vectors(self.uses[one.name].vectors(), one.columns == "input")
             maps.append(entry)
         task = self.predictor.task
@@ -277,7 +295,7 @@ class Look:
             if size <= left:
                 full.append(one.name)
                 left -= size
-        for name in full:
+        for name in filter(self.uses.__contains__, full):
             given = self.uses[name].vectors()
             size = sum(part.numel() for part in (given.queries, given.keys, given.values)) * 16 // 3
             if size <= left:

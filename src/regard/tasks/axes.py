@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from torch import Tensor
+
 from regard.data.encoding import Encoded
 from regard.data.vocabulary import EOS, SPECIAL, UNK, Vocabulary
 
@@ -18,6 +20,15 @@ class Piece(NamedTuple):
 
 Tokens = dict[str, list[Piece]]
 """The three axes of docs/maps.md: key, query, input."""
+
+
+class Structure(NamedTuple):
+    """Marginals that are shown as a map, though no attention made it."""
+
+    name: str
+    kind: str
+    axes: tuple[str, str]  # of its rows and columns
+    weights: Tensor  # (heads, row, column)
 
 
 def read_pieces(source: Encoded) -> list[Piece]:

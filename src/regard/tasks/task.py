@@ -22,7 +22,7 @@ from regard.errors import ConfigError, InputError
 from regard.nn.loss import Surprise, Trainable
 from regard.nn.state import Hypothesis
 from regard.nn.word_vectors import count_vectors, load_vectors
-from regard.tasks.axes import Piece, Tokens, read_pieces
+from regard.tasks.axes import Piece, Structure, Tokens, read_pieces
 from regard.tasks.page import FORMS, Form
 
 
@@ -342,6 +342,10 @@ class Task:
     def run(self, model: Any, batch: Batch) -> None:
         """The forward pass that is looked at."""
         model.logits(batch)
+
+    def structures(self, model: Any, batch: Batch) -> list[Structure]:
+        """Maps of a batch of one row that no attention makes."""
+        return []
 
     def look_logprobs(self, model: Any, batch: Batch, answer: Answer) -> list[float]:
         """The log-probabilities that a look shows, of the tokens of its query axis."""

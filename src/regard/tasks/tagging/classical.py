@@ -6,14 +6,17 @@ L-BFGS sees all examples at every iteration; with an L1 penalty it is OWL-QN (An
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.chain import marginals
 from regard.data.batching import Batch, Row, collate
+from regard.data.vocabulary import PAD
 from regard.tasks.encoder import LABELS
-from regard.tasks.tagging.model import Tagger
+from regard.tasks.tagging.model import Tagger, surprise
 
 CELLS = 2**19
 """Features and tags of the sentences that are worked on at once."""
@@ -35,9 +38,9 @@ def make_groups(rows: Sequence[Row]) -> list[Batch]:
 def minimise(
     compute: Callable[[Tensor], tuple[float, Tensor]], weights: Tensor, l1: float = 0.0, tolerance: float = 1e-5
 ) -> Iterator[float]:
-    """L-BFGS from some weights (n,): `compute` gives the objective, without the L1 penalty, and its gradient. Yields the
-    objective after every iteration, until ten of them together gain less than the tolerance; the weights that `compute`
-    saw last are those of the iteration."""
+    """L-BFGS from some weights (n,): `compute` gives the objective, without the L1 penalty, and its gradient. Yields
+    the objective after every iteration, until ten of them together gain less than the tolerance; the weights that
+    `compute` saw last are those of the iteration."""
     history: deque[tuple[Tensor, Tensor, float]] = deque(maxlen=HISTORY)
     value, gradient = compute(weights)
     value += l1 * float(weights.abs().sum())
@@ -95,11 +98,31 @@ def two_loops(gradient: Tensor, history: Sequence[tuple[Tensor, Tensor, float]])
     return found
 
 
+class Features(NamedTuple):
+    """Which words have each feature: the transpose of bags, by which the gradient of weights is added up."""
+
+    words: Tensor  # (occurrences,) their words, feature by feature
+    offsets: Tensor  # (features,) where each feature's occurrences begin
+
+    @classmethod
+    def transpose(cls, ids: Tensor, features: int) -> "Features":
+        """Of the bags (words, width) of all words, PAD where they have fewer features."""
+        order = ids.flatten().argsort(stable=True)
+        counts = torch.bincount(ids.flatten(), minlength=features)
+        offsets = counts.cumsum(0) - counts
+        order = order[int(counts[: PAD + 1].sum()) :]
+        return cls(order // ids.shape[1], (offsets - counts[PAD]).clamp(min=0))
+
+    def sum(self, gradients: Tensor) -> Tensor:
+        """The gradients (words, tags) of scores -> those of weights (features, tags)."""
+        return F.embedding_bag(self.words, gradients, self.offsets, mode="sum")
+
+
 def fit_weights(model: Tagger, rows: Sequence[Row], l1: float, l2: float) -> Iterator[float]:
     """Fit the weights of a chain over features: the penalized likelihood is as high as it gets."""
     learned = [model.bag.weight] + ([] if model.structure == "softmax" else [model.start, model.end, model.transitions])
-    sizes = [part.numel() for part in learned]
-    groups = make_groups(rows)
+    sizes, groups = [part.numel() for part in learned], make_groups(rows)
+    bags = Features.transpose(torch.cat([one.source.view(-1, model.width) for one in groups]), model.bag.num_embeddings)
     words = sum(len(row.target) for row in rows)
 
     def compute(weights: Tensor) -> tuple[float, Tensor]:
@@ -107,20 +130,22 @@ def fit_weights(model: Tagger, rows: Sequence[Row], l1: float, l2: float) -> Ite
             for part, values in zip(learned, torch.split(weights, sizes), strict=True):
                 part.copy_(values.view_as(part))
                 part.grad = None
-        value = 0.0
+        value, gradients = 0.0, []
         for batch in groups:
-            loss = model(batch).total
-            loss.backward()
+            with torch.no_grad():
+                scores, lengths = model.bags(batch)
+            scores.requires_grad_()
+            loss = surprise(model.join(scores, lengths), batch.answer).nats.double().sum()
+            torch.autograd.backward(loss)
             value += float(loss.detach())
-        gradient = torch.cat(
-            [torch.zeros_like(part).flatten() if part.grad is None else part.grad.flatten() for part in learned]
-        )
+            assert scores.grad is not None
+            gradients.append(scores.grad.flatten(0, 1))
+        parts = [bags.sum(torch.cat(gradients)), *(part.grad for part in learned[1:] if part.grad is not None)]
+        gradient = torch.cat([part.flatten() for part in parts])
         return value + l2 * float(weights @ weights), gradient.add_(weights, alpha=2 * l2)
 
-    for value in minimise(compute, torch.cat([part.detach().flatten() for part in learned]), l1):
-        for part in learned:
-            part.grad = None
-        yield value / words
+    first = torch.cat([part.detach().flatten() for part in learned])
+    return (value / words for value in minimise(compute, first, l1))
 
 
 def count_hmm(model: Tagger, rows: Sequence[Row], smoothing: float) -> None:
@@ -154,8 +179,8 @@ def set_hmm(model: Tagger, start: Tensor, end: Tensor, moves: Tensor, seen: Tens
 
 
 def baum_welch(model: Tagger, groups: Sequence[Batch], smoothing: float) -> Iterator[float]:
-    """Expectation maximisation of an HMM on sentences without tags, from the weights it has. Yields, round by round, the
-    negative log-likelihood a word before it, which no round makes larger while nothing is smoothed."""
+    """Expectation maximisation of an HMM on sentences without tags, from the weights it has. Yields, round by round,
+    the negative log-likelihood a word before it, which no round makes larger while nothing is smoothed."""
     tags, features = len(model.start), model.bag.num_embeddings
     words = sum(int(batch.lengths.sum()) for batch in groups)
     while True:

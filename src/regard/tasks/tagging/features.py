@@ -1,9 +1,10 @@
 """What is known of a word, as a bag of features that templates name.
 
 A template is one or more parts joined by `|`, each a property and where to look from the word: `word[0]`, `word[-1]`,
-`suffix3[0]`, `pos[-1]|pos[0]`. Properties are `word`, `lower`, `shape` (Xx-0), `prefixN`, `suffixN` (N letters; `jamoN`:
-of Korean syllables taken apart), `rare` (a word of the vocabulary, or else the shape and ending of one that is not),
-`bias`, and the names of columns. `ngramsN` stands alone: all sequences of 2 to N characters, the ends of the word marked.
+`suffix3[0]`, `pos[-1]|pos[0]`. Properties are `word`, `lower`, `shape` (Xx-0), `prefixN` and `suffixN` (N letters),
+`jamoN` (the last N letters of Korean syllables taken apart), `rare` (a word of the vocabulary, or else the shape and
+ending of one that is not), `bias`, and the names of columns. `ngramsN` stands alone: all sequences of 2 to N
+characters, the ends of the word marked.
 """
 
 import functools

@@ -25,6 +25,12 @@ class Chain(NamedTuple):
     lengths: Tensor  # (batch,)
 
 
+def surprise(chain: Chain, answer: Tensor) -> Surprise:
+    """The negative log-probability of taggings (batch, n), as ids of the vocabulary of tags."""
+    gold = path_score(*chain[:2], (answer - LABELS).clamp(min=0), chain.lengths)
+    return Surprise(log_partition(*chain) - gold, chain.lengths)
+
+
 class Tagger(Trainable):
     """A chain of tags over words. Every word is a bag of features whose weights are its scores, or whose vectors an
     encoder reads. A CRF normalizes over whole taggings, an MEMM at every step given the tag before, a softmax at every
@@ -51,11 +57,8 @@ class Tagger(Trainable):
         ids = batch.source
         if self.training and self.word_dropout and self.encoder is not None:
             ids = ids.masked_fill(torch.rand(ids.shape, device=ids.device) < self.word_dropout, PAD)
-        n = ids.shape[1] // self.width
         summed: Tensor = self.bag(ids.reshape(-1, self.width))
-        return summed.view(len(ids), n, -1) if n else summed.new_zeros(len(ids), 0, self.bag.embedding_dim), (
-            batch.lengths // self.width
-        )
+        return summed.view(len(ids), ids.shape[1] // self.width, summed.shape[-1]), batch.lengths // self.width
 
     def word_scores(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """What every tag of every word scores (batch, n, tags), and how many words there are (batch,)."""
@@ -71,12 +74,14 @@ class Tagger(Trainable):
         return scores, lengths
 
     def chain(self, batch: Batch) -> Chain:
-        """The chain of every sentence; what is forbidden scores minus infinity."""
+        """The chain of every sentence."""
         scores, lengths = self.word_scores(batch)
-        scores = widen(scores)
-        moves, start, end = self.transitions, self.start, self.end
-        if self.structure == "softmax":
-            moves, start, end = (torch.zeros_like(part) for part in (moves, start, end))
+        return self.join(widen(scores), lengths)
+
+    def join(self, scores: Tensor, lengths: Tensor) -> Chain:
+        """The scores of words (batch, n, tags) as a chain; what is forbidden scores minus infinity."""
+        parts: tuple[Tensor, ...] = self.transitions, self.start, self.end
+        moves, start, end = map(torch.zeros_like, parts) if self.structure == "softmax" else parts
         forbidden = ~self.allowed
         place = torch.arange(scores.shape[1], device=scores.device)
         last = (place == lengths[:, None] - 1)[..., None]
@@ -98,9 +103,7 @@ class Tagger(Trainable):
 
     def surprise(self, batch: Batch) -> Surprise:
         """The negative log-probability of every row's tagging."""
-        chain = self.chain(batch)
-        gold = path_score(*chain[:2], (batch.answer - LABELS).clamp(min=0), chain.lengths)
-        return Surprise(log_partition(*chain) - gold, chain.lengths)
+        return surprise(self.chain(batch), batch.answer)
 
     def forward(self, batch: Batch, label_smoothing: float = 0.0) -> Loss:
         total, tokens = self.surprise(batch)

@@ -1,11 +1,10 @@
-"""Tags that mark spans (BIO, BIOES): which may follow which, the spans of a sequence, and F1 as CoNLL's script counts."""
+"""Tags that mark spans (BIO, BIOES): which may follow which, the spans of a sequence, F1 as CoNLL's script counts."""
 
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-BEGIN, END = "BS", "ES"
-"""First letters of tags that begin, or end, a span whatever stands beside them."""
+PREFIXES = ("B", "I", "E", "S")
 
 
 class Span(NamedTuple):
@@ -17,19 +16,14 @@ class Span(NamedTuple):
 
 
 def split_tag(tag: str) -> tuple[str, str]:
-    """`B-NP` as (B, NP); a tag without a hyphen marks nothing but itself."""
-    prefix, hyphen, label = tag.partition("-")
-    return (prefix, label) if hyphen else (tag[:1], tag[1:] if tag[:1] in "BIESO" else "")
+    """`B-NP` as (B, NP), as the script does; a tag without a hyphen has no label."""
+    prefix, _, label = tag.partition("-")
+    return prefix, label
 
 
-def follows(before: str | None, tag: str | None) -> bool:
-    """Whether a tag may follow another in BIO or BIOES; None is the edge of a sentence."""
-    left, label = split_tag(before) if before else ("O", "")
-    right, other = split_tag(tag) if tag else ("O", "")
-    open_left = left in "BI" and bool(before)
-    if right in "IE" and tag:
-        return open_left and label == other
-    return True
+def mark_spans(tags: Sequence[str]) -> bool:
+    """Whether all tags are of BIO or BIOES."""
+    return all(tag == "O" or ("-" in tag and split_tag(tag)[0] in PREFIXES) for tag in tags) and set(tags) != {"O"}
 
 
 def is_closed(tags: Sequence[str]) -> bool:
@@ -38,13 +32,14 @@ def is_closed(tags: Sequence[str]) -> bool:
 
 
 def may_follow(before: str | None, tag: str | None, closed: bool) -> bool:
-    """As `follows`; in BIOES (`closed`), what was begun must go on until it is ended."""
-    if not follows(before, tag):
-        return False
+    """Whether a tag may follow another; None is the edge of a sentence. In BIOES (`closed`), what was begun must go on
+    until it is ended."""
     left, label = split_tag(before) if before else ("O", "")
     right, other = split_tag(tag) if tag else ("O", "")
-    unfinished = closed and before is not None and "-" in before and left in "BI"
-    return not unfinished or (tag is not None and right in "IE" and label == other)
+    goes_on = right in ("I", "E")
+    if left in ("B", "I"):
+        return label == other if goes_on else not closed
+    return not goes_on
 
 
 def read_spans(tags: Sequence[str]) -> list[Span]:
@@ -55,11 +50,11 @@ def read_spans(tags: Sequence[str]) -> list[Span]:
     for place, tag in enumerate([*tags, "O"]):
         prefix, kind = now = split_tag(tag)
         changes = before[1] != kind
-        ends = before[0] != "O" and (before[0] in END or prefix in ("B", "S", "O") or changes)
+        ends = before[0] in ("E", "S") or prefix in ("B", "S", "O") or changes
         if ends and first >= 0:
             spans.append(Span(label, first, place))
             first = -1
-        if prefix != "O" and (prefix in BEGIN or before[0] in ("E", "S", "O") or changes or first < 0):
+        if prefix != "O" and first < 0:
             first, label = place, kind
         before = now
     return spans
@@ -81,12 +76,25 @@ class Count(NamedTuple):
 
 
 def count_spans(given: Sequence[Sequence[str]], wanted: Sequence[Sequence[str]]) -> dict[str, Count]:
-    """Of taggings and the right ones, the counts by label; "" stands for all."""
-    right, found, right_ones = Counter[str](), Counter[str](), Counter[str]()
-    for one, other in zip(given, wanted, strict=True):
-        spans, gold = set(read_spans(one)), set(read_spans(other))
-        for counter, some in ((right, spans & gold), (found, spans), (right_ones, gold)):
+    """Of taggings and the right ones, the counts of spans by label; "" stands for all."""
+    return count_by_label([set(read_spans(tags)) for tags in given], [set(read_spans(tags)) for tags in wanted])
+
+
+def count_tags(given: Sequence[Sequence[str]], wanted: Sequence[Sequence[str]]) -> dict[str, Count]:
+    """The same of single tags."""
+
+    def spans(tags: Sequence[str]) -> set[Span]:
+        return {Span(tag, place, place + 1) for place, tag in enumerate(tags)}
+
+    return count_by_label([spans(tags) for tags in given], [spans(tags) for tags in wanted])
+
+
+def count_by_label(given: Sequence[set[Span]], wanted: Sequence[set[Span]]) -> dict[str, Count]:
+    """Counts of spans, sentence by sentence, by label."""
+    counters = right, found, needed = Counter[str](), Counter[str](), Counter[str]()
+    for spans, gold in zip(given, wanted, strict=True):
+        for counter, some in zip(counters, (spans & gold, spans, gold), strict=True):
             counter.update(span.label for span in some)
             counter[""] += len(some)
-    labels = ["", *sorted({*found, *right_ones} - {""})]
-    return {label: Count(right[label], found[label], right_ones[label]) for label in labels}
+    labels = ["", *sorted({*found, *needed} - {""})]
+    return {label: Count(right[label], found[label], needed[label]) for label in labels}

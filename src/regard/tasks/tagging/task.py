@@ -5,12 +5,13 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from regard.attention.chain import marginals
 from regard.config.model import ModelConfig, TaggerConfig
 from regard.config.run import Config
 from regard.data.batching import Batch, Row, pad_sources
@@ -18,33 +19,42 @@ from regard.data.encoding import Encoded
 from regard.data.examples import Dropped, Example, Source, Words
 from regard.data.vocabulary import UNK, Vocabularies, Vocabulary
 from regard.errors import ConfigError, DataError, InputError
-from regard.tasks.axes import Piece, Tokens
+from regard.tasks.axes import Piece, Structure, Tokens
 from regard.tasks.encoder import LABELS
 from regard.tasks.page import FORMS
 from regard.tasks.tagging.classical import baum_welch, count_hmm, fit_weights, make_groups
 from regard.tasks.tagging.features import Templates, encode_bag, learn_features
 from regard.tasks.tagging.model import Tagger
-from regard.tasks.tagging.spans import count_spans, is_closed, may_follow, read_spans
+from regard.tasks.tagging.spans import count_spans, count_tags, is_closed, mark_spans, may_follow, read_spans
 from regard.tasks.task import Answer, Answered, Generate, Metric, Table, Task, Token
 
+KNOWN = ("word[0]", "lower[0]", "rare[0]")
+"""Templates whose features are the words of the training data."""
 EDGES = re.compile(r"(\W*)(.*?)(\W*)", re.DOTALL)
 """A word, and the punctuation around it."""
 
 
+def split_tags(answers: Sequence[Answer], references: Sequence[Sequence[str]]) -> tuple[list[list[str]], ...]:
+    """The tags that were given and those that were wanted, sentence by sentence."""
+    return [answer.text.split() for answer in answers], [wanted[0].split() for wanted in references]
+
+
 def span_f1(answers: Sequence[Answer], references: Sequence[Sequence[str]]) -> float:
     """F1 of spans, as CoNLL's script counts it."""
-    pairs = [answer.text.split() for answer in answers], [wanted[0].split() for wanted in references]
-    return count_spans(*pairs)[""].figures()["f1"]
+    return count_spans(*split_tags(answers, references))[""].figures()["f1"]
 
 
 def accuracy(answers: Sequence[Answer], references: Sequence[Sequence[str]], known: bool | None = None) -> float:
-    """The share of tags that are right: of all words, or of those that training knew, or did not."""
+    """The share of tags that are right, in percent: of all words, or of those that training knew, or did not. Words
+    that were cut off are wrong."""
     right = total = 0
     for answer, wanted in zip(answers, references, strict=True):
-        for word, tag in zip(answer.details.get("words", ()), wanted[0].split(), strict=True):
+        tags, words = wanted[0].split(), answer.details.get("words", ())
+        for word, tag in zip(words, tags, strict=False):
             if known is None or word["known"] == known:
                 right += word["tag"] == tag
                 total += 1
+        total += len(tags) - len(words) if known is None else 0
     return 100 * right / total if total else math.nan
 
 
@@ -66,7 +76,18 @@ class TaggingTask(Task):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        cls.make_templates(config, lambda word: True)
+        templates = cls.make_templates(config, lambda word: True)
+        if not any(name in KNOWN for name, _ in templates.single):
+            raise ConfigError(f"model.features needs one of {', '.join(KNOWN)}: it tells which words training knew.")
+
+    @classmethod
+    def parse(cls, text: str) -> Source:
+        """Tabs part words that are taken as they are, each with the further columns of the data behind it, as in
+        `The DT<tab>dog NN`; other text is split into words first."""
+        if "\t" not in text:
+            return text
+        rows = [cell.split() for cell in text.split("\t") if cell.strip()]
+        return Words(tuple(row[0] for row in rows), tuple(tuple(row[1:]) for row in rows))
 
     @classmethod
     def make_templates(cls, config: Config, known: Callable[[str], bool]) -> Templates:
@@ -104,7 +125,7 @@ class TaggingTask(Task):
 
     def knows(self, word: str) -> bool:
         """Whether training saw a word, as far as the features tell."""
-        return any(name in self.ids for name in (f"word[0]={word}", f"lower[0]={word.lower()}", f"rare[0]={word}"))
+        return any(f"{name}={word.lower() if name == 'lower[0]' else word}" in self.ids for name in KNOWN)
 
     def check_examples(self, examples: Sequence[Example]) -> None:
         """Refuse a tagging that the constraints do not allow."""
@@ -114,9 +135,10 @@ class TaggingTask(Task):
         for example in examples:
             for before, tag in itertools.pairwise([None, *example.target.split(), None]):
                 if not may_follow(before, tag, closed):
+                    found = f"{tag or 'the end'} behind {before or 'the beginning'}"
                     raise DataError(
-                        f"{example.where} has {tag or 'the end'} behind {before or 'the beginning'}, which model.constraints = "
-                        '"spans" forbids: it is neither BIO nor BIOES. Correct it, or set model.constraints = "none".'
+                        f'{example.where} has {found}, which model.constraints = "spans" forbids: it is neither BIO '
+                        'nor BIOES. Correct it, or set model.constraints = "none".'
                     )
 
     def encode_targets(self, examples: Sequence[Example], sources: Sequence[Encoded]) -> Iterable[list[int] | Dropped]:
@@ -194,34 +216,57 @@ class TaggingTask(Task):
         return out
 
     def answer(self, model: Any, sources: Sequence[Encoded], best: int, generate: Generate) -> Iterator[Answered]:
-        ids, lengths = pad_sources([one.ids for one in sources])
-        batch = Batch(ids, lengths, ids, ids).to(next(model.parameters()).device)
+        batch = self.collate(sources).to(next(model.parameters()).device)
         with torch.no_grad():
             paths, scores, chances = (part.cpu() for part in model.best(batch, best))
         for row, source in enumerate(sources):
             found = zip(paths[row].tolist(), scores[row].tolist(), strict=True)
-            yield row, [self.make_answer(source, *one, chances[row]) for one in found if one[1] > -math.inf]
+            answers = [self.make_answer(source, *one, chances[row]) for one in found if one[1] > -math.inf]
+            if not answers:
+                raise InputError(
+                    f'model.constraints = "spans" allows no tagging of {source.text[:60]!r}, which has '
+                    f"{len(source.offsets)} words: the tags are {', '.join(self.tags)}."
+                )
+            yield row, answers
+
+    def collate(self, sources: Sequence[Encoded]) -> Batch:
+        """Sources as a batch without tags."""
+        ids, lengths = pad_sources([one.ids for one in sources])
+        return Batch(ids, lengths, ids, ids)
 
     def make_answer(self, source: Encoded, path: list[int], score: float, chances: Tensor) -> Answer:
         """A tagging with the certainty of each of its tags, and the spans that it marks."""
         words, tokens = [], []
         for place, ((start, end), tag) in enumerate(zip(source.offsets, path, strict=False)):
             chance, text = float(chances[place, tag]), source.text[start:end]
-            words.append(
-                {
-                    "text": text,
-                    "start": start,
-                    "end": end,
-                    "tag": self.tags[tag],
-                    "probability": chance,
-                    "known": self.knows(text),
-                }
-            )
+            found = {"text": text, "start": start, "end": end, "tag": self.tags[tag], "probability": chance}
+            words.append(found | {"known": self.knows(text)})
             tokens.append(Token(self.tags[tag], math.log(max(chance, 1e-30)), tag + LABELS))
         tags = [token.text for token in tokens]
         spans = [
-            {"label": span.label, "start": source.offsets[span.first][0], "end": source.offsets[span.end - 1][1]}
-            for span in read_spans(tags)
-            if span.label
+            {"label": label, "start": words[first]["start"], "end": words[end - 1]["end"]}
+            for label, first, end in (read_spans(tags) if mark_spans(self.tags) else ())
         ]
         return Answer(" ".join(tags), score, tokens, {"probability": math.exp(score), "words": words, "spans": spans})
+
+    def tabulate(self, answers: Sequence[Answer], references: Sequence[Sequence[str]]) -> dict[str, Table]:
+        """Precision, recall and F1 of every label: of spans, where tags mark them, else of tags."""
+        given, wanted = split_tags(answers, references)
+        spans = mark_spans(self.tags)
+        counts = count_spans(given, wanted) if spans else count_tags(given, wanted)
+        rows = [{"label": label, "wanted": one.wanted, **one.figures()} for label, one in counts.items() if label]
+        return {"by label" if spans else "by tag": rows} if rows else {}
+
+    # --- looking
+
+    def axes(self, source: Encoded, answer: Answer) -> Tokens:
+        words = [Piece(source.text[start:end], start, end) for start, end in source.offsets]
+        return {"key": words, "query": [Piece(tag, 0, 0) for tag in self.tags], "input": []}
+
+    def look_logprobs(self, model: Any, batch: Batch, answer: Answer) -> list[float]:
+        """Of tags there are some for every word: the map has them."""
+        return []
+
+    def structures(self, model: Any, batch: Batch) -> list[Structure]:
+        """How likely every tag of every word is."""
+        return [Structure("chain", "chain", ("key", "query"), marginals(*model.chain(batch)).tags)]
