@@ -111,7 +111,7 @@ class ColumnsData(ListedData):
     """The column of the word, from 0; negative ones count from the last."""
     tag: int = -1
     """The column of the tag."""
-    features: dict[str, int] = {}
+    features: dict[str, int] = {}  # noqa: RUF012 (nobody changes it)
     """Names of further columns, for feature templates: { pos = 1 }."""
 
 

@@ -11,7 +11,7 @@ import functools
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -24,6 +24,8 @@ EDGE = ("<s>", "</s>")
 """What stands before the first and behind the last word."""
 Property = Callable[[str], str]
 """Of a word."""
+Guesses = Mapping[tuple[str, str], str]
+"""(column, word or outline) -> what most often stood there in training."""
 
 
 @functools.lru_cache(2**16)
@@ -37,6 +39,11 @@ def shape(word: str) -> str:
         return unicodedata.name(letter, "?").split()[0][:3].lower()
 
     return re.sub(r"(.+?)\1+", r"\1", "".join(map(kind, word)))
+
+
+def outline(word: str) -> str:
+    """What a word that is not known is known by: its shape and ending."""
+    return f"{shape(word)} {word[-2:].lower()}"
 
 
 @functools.lru_cache(2**16)
@@ -65,9 +72,15 @@ def ngrams(word: str, most: int) -> list[str]:
 class Templates:
     """Feature templates -> the features of every word of a sentence, as strings."""
 
-    def __init__(self, templates: Sequence[str], columns: Sequence[str], known: Callable[[str], bool]) -> None:
-        """`known` says whether `rare` takes a word as it is."""
-        self.known, self.columns = known, list(columns)
+    def __init__(
+        self,
+        templates: Sequence[str],
+        columns: Sequence[str],
+        known: Callable[[str], bool],
+        guesses: Guesses | None = None,
+    ) -> None:
+        """`known` says whether `rare` takes a word as it is; `guesses` fill in columns that did not come."""
+        self.known, self.columns, self.guesses = known, list(columns), guesses or {}
         self.single: list[tuple[str, list[tuple[str, int, int]]]] = []
         self.ngrams = 0
         for template in templates:
@@ -114,13 +127,21 @@ class Templates:
     def read(self, kind: str, size: int, words: list[str], sentence: Words) -> list[str]:
         """A property of every word."""
         if kind in self.columns:
-            column = self.columns.index(kind)
-            return [row[column] if column < len(row) else "?" for row in sentence.columns] or ["?"] * len(words)
+            column, rows = self.columns.index(kind), sentence.columns or [()] * len(words)
+            return [
+                row[column] if column < len(row) else self.guess(kind, word)
+                for row, word in zip(rows, words, strict=True)
+            ]
         if kind == "bias":
             return [""] * len(words)
         if kind == "rare":
-            return [word if self.known(word) else f"{shape(word)} {word[-2:].lower()}" for word in words]
+            return [word if self.known(word) else outline(word) for word in words]
         return list(map(PROPERTIES[kind](size), words))
+
+    def guess(self, column: str, word: str) -> str:
+        """What most often stood in a column beside a word, or else beside one of its outline, or any."""
+        found = (self.guesses.get((column, key)) for key in (word, outline(word), ""))
+        return next(filter(None, found), "?")
 
 
 def shift(values: list[str], offset: int) -> list[str]:
@@ -139,10 +160,31 @@ def make_vocabulary(entries: Iterable[str]) -> Vocabulary:
     return Vocabulary(tokenizer)
 
 
-def learn_features(templates: Templates, sentences: Iterable[Words], least: int) -> Vocabulary:
-    """The vocabulary of the features that occur at least so often, most frequent first."""
+def learn_features(templates: Templates, sentences: Sequence[Words], least: int) -> Vocabulary:
+    """The vocabulary of the features that occur at least so often, most frequent first, with the guesses of columns
+    behind them."""
     counts = Counter(feature for sentence in sentences for bag in templates.extract(sentence) for feature in bag)
-    return make_vocabulary(name for name, count in counts.most_common() if count >= least)
+    guesses = learn_guesses(templates.columns, sentences)
+    named = ("\t".join((*key, value)) for key, value in guesses.items())
+    return make_vocabulary([*(name for name, count in counts.most_common() if count >= least), *named])
+
+
+def learn_guesses(columns: Sequence[str], sentences: Sequence[Words]) -> dict[tuple[str, str], str]:
+    """What most often stands beside every word that is seen twice, beside the outlines of the others, and at all."""
+    words = Counter(word for sentence in sentences for word in sentence.words)
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    for sentence in sentences:
+        for word, row in zip(sentence.words, sentence.columns, strict=False):
+            for name, value in zip(columns, row, strict=True):
+                for key in (word if words[word] > 1 else outline(word), ""):
+                    counts.setdefault((name, key), Counter())[value] += 1
+    return {key: found.most_common(1)[0][0] for key, found in counts.items()}
+
+
+def read_guesses(ids: Iterable[str]) -> dict[tuple[str, str], str]:
+    """The guesses among the entries of a vocabulary."""
+    found = (name.split("\t") for name in ids if "\t" in name)
+    return {(column, key): value for column, key, value in found}
 
 
 def encode_bag(bag: Sequence[str], ids: dict[str, int], width: int) -> list[int]:

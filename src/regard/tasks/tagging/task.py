@@ -23,7 +23,7 @@ from regard.tasks.axes import Piece, Structure, Tokens
 from regard.tasks.encoder import LABELS
 from regard.tasks.page import FORMS
 from regard.tasks.tagging.classical import baum_welch, count_hmm, fit_weights, make_groups
-from regard.tasks.tagging.features import Templates, encode_bag, learn_features
+from regard.tasks.tagging.features import Guesses, Templates, encode_bag, learn_features, read_guesses
 from regard.tasks.tagging.model import Tagger
 from regard.tasks.tagging.spans import count_spans, count_tags, is_closed, mark_spans, may_follow, read_spans
 from regard.tasks.task import Answer, Answered, Generate, Metric, Table, Task, Token
@@ -90,10 +90,10 @@ class TaggingTask(Task):
         return Words(tuple(row[0] for row in rows), tuple(tuple(row[1:]) for row in rows))
 
     @classmethod
-    def make_templates(cls, config: Config, known: Callable[[str], bool]) -> Templates:
+    def make_templates(cls, config: Config, known: Callable[[str], bool], guesses: Guesses | None = None) -> Templates:
         """The feature templates of a run; `known` says which words are no rare ones."""
         assert isinstance(config.model, TaggerConfig)
-        return Templates(config.model.features, list(getattr(config.data, "features", ())), known)
+        return Templates(config.model.features, list(getattr(config.data, "features", ())), known, guesses)
 
     @classmethod
     def accept(cls, example: Example, config: Config) -> Example | Dropped:
@@ -117,11 +117,12 @@ class TaggingTask(Task):
     def __init__(self, config: Config, vocabularies: Vocabularies) -> None:
         super().__init__(config, vocabularies)
         self.ids: dict[str, int] = self.source.tokenizer.get_vocab()
-        self.templates = self.make_templates(config, lambda word: f"rare[0]={word}" in self.ids)
+        self.templates = self.make_templates(config, lambda word: f"rare[0]={word}" in self.ids, read_guesses(self.ids))
         self.ids_per_token = min(
             len(self.templates.single) + 200 * bool(self.templates.ngrams), self.settings.max_features
         )
-        self.tags = [self.target.token(i) for i in range(LABELS, self.target.size)]
+        self.tags: list[str] = [self.target.token(i) for i in range(LABELS, self.target.size)]
+        self.closed = is_closed(self.tags)
 
     def knows(self, word: str) -> bool:
         """Whether training saw a word, as far as the features tell."""
@@ -129,12 +130,9 @@ class TaggingTask(Task):
 
     def check_examples(self, examples: Sequence[Example]) -> None:
         """Refuse a tagging that the constraints do not allow."""
-        if self.settings.constraints == "none":
-            return
-        closed = is_closed(self.tags)
         for example in examples:
             for before, tag in itertools.pairwise([None, *example.target.split(), None]):
-                if not may_follow(before, tag, closed):
+                if not self.allows(before, tag):
                     found = f"{tag or 'the end'} behind {before or 'the beginning'}"
                     raise DataError(
                         f'{example.where} has {found}, which model.constraints = "spans" forbids: it is neither BIO '
@@ -155,9 +153,8 @@ class TaggingTask(Task):
 
     def build(self) -> Tagger:
         model = Tagger(self.settings, self.source.size, len(self.tags), self.ids_per_token, self.config.text.max_length)
-        if self.settings.constraints == "spans":
-            names, closed = [*self.tags, None], is_closed(self.tags)
-            model.allowed = torch.tensor([[may_follow(before, tag, closed) for tag in names] for before in names])
+        names = [*self.tags, None]
+        model.allowed = torch.tensor([[self.allows(before, tag) for tag in names] for before in names])
         return model
 
     def solve(self, model: Any, rows: Sequence[Row], raw: Callable[[], Iterable[str]]) -> Iterator[float] | None:
@@ -196,8 +193,28 @@ class TaggingTask(Task):
         return found
 
     def check_source(self, source: Source, where: str) -> None:
+        """Refuse columns that do not belong to the words, and a number of words that the constraints cannot tag."""
         if not isinstance(source, Words):
             super().check_source(source, where)
+        elif source.columns and len(source.columns) != len(source.words):
+            raise InputError(f"{where} has {len(source.words)} words, but columns for {len(source.columns)}.")
+        count = len(source.words if isinstance(source, Words) else self.split(str(source)))
+        if not self.may_tag(min(count, self.config.text.max_length)):
+            raise InputError(
+                f'{where} has {count} words, and model.constraints = "spans" allows no tagging of so many with the '
+                f"tags {', '.join(self.tags)}."
+            )
+
+    def may_tag(self, count: int) -> bool:
+        """Whether there is a tagging of so many words that the constraints allow."""
+        last: list[str | None] = [None]
+        for _ in range(count):
+            last = [tag for tag in self.tags if any(self.allows(before, tag) for before in last)]
+        return any(self.allows(tag, None) for tag in last)
+
+    def allows(self, before: str | None, tag: str | None) -> bool:
+        """Whether the constraints allow a tag behind another; None is the edge of a sentence."""
+        return self.settings.constraints == "none" or may_follow(before, tag, self.closed)
 
     def encode(self, sources: Sequence[Source]) -> list[Encoded]:
         out = []
@@ -221,13 +238,7 @@ class TaggingTask(Task):
             paths, scores, chances = (part.cpu() for part in model.best(batch, best))
         for row, source in enumerate(sources):
             found = zip(paths[row].tolist(), scores[row].tolist(), strict=True)
-            answers = [self.make_answer(source, *one, chances[row]) for one in found if one[1] > -math.inf]
-            if not answers:
-                raise InputError(
-                    f'model.constraints = "spans" allows no tagging of {source.text[:60]!r}, which has '
-                    f"{len(source.offsets)} words: the tags are {', '.join(self.tags)}."
-                )
-            yield row, answers
+            yield row, [self.make_answer(source, *one, chances[row]) for one in found if one[1] > -math.inf]
 
     def collate(self, sources: Sequence[Encoded]) -> Batch:
         """Sources as a batch without tags."""
@@ -243,11 +254,14 @@ class TaggingTask(Task):
             words.append(found | {"known": self.knows(text)})
             tokens.append(Token(self.tags[tag], math.log(max(chance, 1e-30)), tag + LABELS))
         tags = [token.text for token in tokens]
+        came = min((len(row) for row in getattr(source.source, "columns", ())), default=0)
+        guessed = self.templates.columns[came:]
         spans = [
             {"label": label, "start": words[first]["start"], "end": words[end - 1]["end"]}
             for label, first, end in (read_spans(tags) if mark_spans(self.tags) else ())
         ]
-        return Answer(" ".join(tags), score, tokens, {"probability": math.exp(score), "words": words, "spans": spans})
+        details = {"probability": math.exp(score), "words": words, "spans": spans}
+        return Answer(" ".join(tags), score, tokens, details | ({"guessed": guessed} if guessed else {}))
 
     def tabulate(self, answers: Sequence[Answer], references: Sequence[Sequence[str]]) -> dict[str, Table]:
         """Precision, recall and F1 of every label: of spans, where tags mark them, else of tags."""
