@@ -18,8 +18,8 @@ class Form(NamedTuple):
     empty: dict[str, str]
     lines: list[Tree]  # the axes of maps that are shown as lines of tokens: axis, title
     groups: list[Tree]  # maps with the same rows and columns: their title, and whether they are told apart by layers
-    answer: Literal["line", "large", "none"] = "large"
-    """The answer is one of the lines, is shown in large letters, or there is none."""
+    answer: Literal["line", "large", "spans", "none"] = "large"
+    """The answer is one of the lines, is shown in large letters or as coloured spans of the text, or there is none."""
     answers: Literal["list", "bars", "none"] = "list"
     """The other answers: an n-best list; a bar for each of the query axis; or none are shown."""
     settings: list[str] = []  # noqa: RUF012 (nobody changes it)

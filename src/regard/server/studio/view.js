@@ -692,6 +692,11 @@ const Regard = (() => {
 
   /** Whether a map goes from one list of tokens to another. */
   const isAcross = (entry) => entry.kind !== "self" && entry.rows !== entry.columns;
+  /** The colour of a label, the same everywhere: as an angle. */
+  function hue(label) {
+    return Array.from(label).reduce((sum, letter) => (sum * 31 + letter.codePointAt(0) * 47) % 360, 7);
+  }
+
   /** How many of the output's tokens have no probability: those of a prompt. */
   const unscored = (tree) => tree.tokens.query.length - (tree.scores?.logprobs?.length ?? 0);
 
@@ -781,9 +786,31 @@ const Regard = (() => {
     /** An answer in large letters; one that is a line has no need of them. */
     given() {
       const { form, text } = this.tree;
+      if (form.answer === "spans") return this.tagged();
       if (form.answer !== "large") return null;
       const nothing = form.answers === "bars" ? say("no answer") : "∅";
       return (this.large = make("p", { class: "given", dir: "auto" }, text.target || nothing));
+    }
+
+    /** The source with its tags: every span, or every word where tags mark none, in the colour of its label. */
+    tagged() {
+      const { text, answers } = this.tree, characters = Array.from(text.source), { words = [], spans = [] } = answers[0];
+      const parts = spans.length ? spans : words.map(({ tag, start, end }) => ({ label: tag, start, end }));
+      const element = make("p", { class: "given tagged", dir: "auto" });
+      let at = 0;
+      for (const { label, start, end } of parts) {
+        const inside = words.filter((word) => word.start >= start && word.end <= end);
+        const sure = Math.min(...inside.map(({ probability }) => probability));
+        const title = say("probability", { token: label, percent: percent(sure, 1) });
+        const mark = make("mark", { title, "aria-label": title }, characters.slice(start, end).join(""),
+          make("small", {}, `${label} ${percent(sure, 0)}`));
+        mark.style.setProperty("--hue", hue(label));
+        mark.style.setProperty("--sure", sure);
+        element.append(characters.slice(at, start).join(""), mark);
+        at = end;
+      }
+      element.append(characters.slice(at).join(""));
+      return element;
     }
 
     /** The other answers: bars; or a list, best first, where those that can be looked at are buttons. */
