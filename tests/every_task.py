@@ -3,17 +3,19 @@
 import torch
 from oracles import entries
 
-from regard.config.data import DocumentData, LabelledData, ReverseData, SquadData
+from regard.config.data import ColumnsData, DocumentData, LabelledData, ReverseData, SquadData
 from regard.config.run import Config
 from regard.config.text import TextConfig, Tokenization
+from regard.data.examples import Example, Words
 from regard.data.vocabulary import EOS, Vocabularies, Vocabulary
-from regard.tasks import make_task
+from regard.tasks import find_task, make_task
 from regard.tasks.task import Answer, Token
 
 LETTERS = entries(12)
 LABELS = Vocabulary.learn(["good", "bad"], Tokenization(kind="label"))
 BLOCKS = {"size": 12, "heads": 3, "feedforward": 7}
 PAIRS, TEXTS = ReverseData(kind="reverse"), DocumentData(kind="text", train=("x",))
+COLUMNS = ColumnsData(kind="columns", train=("x",))
 LABELLED, QUESTIONS = LabelledData(kind="labelled", train=("x",)), SquadData(kind="squad", train=("x",))
 KINDS = {
     "rnn": (PAIRS, {"kind": "rnn", "size": 6, "embedding": 5}),
@@ -34,6 +36,8 @@ KINDS = {
         QUESTIONS,
         {"kind": "reader", "layers": 2, "answer": "word", "unit": "sentence", "share_layers": True, **BLOCKS},
     ),
+    "tagger": (COLUMNS, {"kind": "tagger", "layers": 2, "encoder": "transformer", **BLOCKS}),
+    "tagger over features": (COLUMNS, {"kind": "tagger", "structure": "memm"}),
 }
 LABELLED_KINDS = ("classifier", "ensemble", "classifier by the mean", "reader of words", "reader of sentences")
 
@@ -42,8 +46,16 @@ def made(kind):
     """A task and its model."""
     data, model = KINDS[kind]
     target = Tokenization(kind="label") if kind in LABELLED_KINDS else None
-    text = TextConfig(source=Tokenization(kind="char"), target=target, max_length=30)
-    task = make_task(Config(data=data, model=model, text=text), Vocabularies(LETTERS, LABELS if target else LETTERS))
+    if data is COLUMNS:
+        target = Tokenization(kind="label", separator=" ")
+    config = Config(
+        data=data, model=model, text=TextConfig(source=Tokenization(kind="char"), target=target, max_length=30)
+    )
+    vocabularies = Vocabularies(LETTERS, LABELS if target else LETTERS)
+    if data is COLUMNS:
+        sentence = Example(Words(("abc", "de", "f")), "bad good bad", "x:1")
+        vocabularies = find_task(config).learn_vocabularies(config, [sentence], [])
+    task = make_task(config, vocabularies)
     torch.manual_seed(1)
     return task, task.build().eval()
 

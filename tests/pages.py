@@ -170,6 +170,17 @@ def put_data(folder: Path) -> None:
     put("compression/sentence.txt.gz", "".join(f"The council plans to meet on day {n} .\n" for n in range(1200)))
     put("compression/compression.txt.gz", "".join(f"Council to meet on day {n} .\n" for n in range(1200)))
     put("sae4k/sae4k_v1.txt.gz", "".join(f"오늘 {n}번 약속 취소해줘\t{n}번 약속 취소하기\t4\n" for n in range(2400)))
+    chunks = [f"Ann{n} NNP B-NP\nsees VBZ B-VP\nthe DT B-NP\ndog NN I-NP\n. . O\n\n" for n in range(600)]
+    put("conll2000/train.txt.gz", "".join(chunks))
+    for split, count in (("train", 300), ("dev", 9)):
+        tagged = (("안나가", "NOUN"), ("{}번", "NUM"), ("본다", "VERB"), (".", "PUNCT"))
+        rows = [
+            "".join(
+                f"{i}\t{word.format(n)}\t_\t{tag}\t_\t_\t0\troot\t_\t_\n" for i, (word, tag) in enumerate(tagged, 1)
+            )
+            for n in range(count)
+        ]
+        put(f"ud_korean_gsd/ko_gsd-ud-{split}.conllu.gz", "".join(f"{row}\n" for row in rows))
     paragraphs = [
         {
             "context": f"Bob {n} sees Ada. Then Ada sees Eve.",

@@ -13,13 +13,14 @@ SOURCES = Path(regard.__file__).parent
 ROOMS = {
     "config": ["settings", "data", "text", "model", "run", "toml"],
     "data": [
-        *("examples", "files", "vocabulary", "cutting", "synthetic", "formats", "splits", "encoding", "batching"),
+        *("examples", "files", "vocabulary", "cutting", "synthetic", "columns", "formats", "splits", "encoding"),
+        "batching",
     ],
-    "attention": ["masks", "positions", "scores", "normalizers", "equation"],
+    "attention": ["masks", "positions", "scores", "chain", "trees", "matching", "normalizers", "equation"],
     "nn": ["layers", "attention", "kv_cache", "state", "transformer", "recurrent", "loss", "word_vectors"],
     "tasks": [
         *("axes", "page", "task", "generation", "seq2seq", "language_model", "encoder", "embedding"),
-        *("classification", "question_answering", "__init__"),
+        *("classification", "question_answering", "tagging", "__init__"),
     ],
     "training": ["device", "lock", "manifest", "checkpoint", "prepare", "trainer"],
     "inference": [
@@ -97,7 +98,7 @@ def test_rooms_are_small_and_introduce_themselves():
 
 MODELS = (
     "Classifier", "Reader", "TextEncoder", "LanguageModel", "Seq2Seq", "RecurrentSeq2Seq", "Transformer",
-    "PointerGenerator", "Writer",
+    "PointerGenerator", "Writer", "Tagger",
 )  # fmt: skip
 """Models; settings of models end in Config, tasks in Task."""
 ASKED = ("kind", "verb", "architecture")
@@ -111,7 +112,18 @@ def names_a_kind(node):
     return bool(names & {*MODELS} or settings or {name for name in names if name.endswith("Task")})
 
 
-SETTINGS = ("RNN", "Transformer", "LanguageModel", "Encoder", "Classifier", "Reader", "Block", "Seq2Seq", "Model")
+SETTINGS = (
+    "RNN",
+    "Transformer",
+    "LanguageModel",
+    "Encoder",
+    "Classifier",
+    "Reader",
+    "Block",
+    "Seq2Seq",
+    "Model",
+    "Tagger",
+)
 
 
 def of_a_run(node):

@@ -140,8 +140,8 @@ def fit_weights(model: Tagger, rows: Sequence[Row], l1: float, l2: float) -> Ite
             value += float(loss.detach())
             assert scores.grad is not None
             gradients.append(scores.grad.flatten(0, 1))
-        parts = [bags.sum(torch.cat(gradients)), *(part.grad for part in learned[1:] if part.grad is not None)]
-        gradient = torch.cat([part.flatten() for part in parts])
+        others = (torch.zeros_like(part) if part.grad is None else part.grad for part in learned[1:])
+        gradient = torch.cat([part.flatten() for part in (bags.sum(torch.cat(gradients)), *others)])
         return value + l2 * float(weights @ weights), gradient.add_(weights, alpha=2 * l2)
 
     first = torch.cat([part.detach().flatten() for part in learned])

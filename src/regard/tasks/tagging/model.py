@@ -84,18 +84,26 @@ class Tagger(Trainable):
         moves, start, end = map(torch.zeros_like, parts) if self.structure == "softmax" else parts
         forbidden = ~self.allowed
         place = torch.arange(scores.shape[1], device=scores.device)
-        last = (place == lengths[:, None] - 1)[..., None]
         if self.structure == "memm":
-            begin = normalize_step(scores[:, :1] + start, forbidden[-1, :-1])
-            unary = torch.cat([begin, torch.zeros_like(scores[:, 1:])], dim=1)
-            steps = normalize_step(scores[:, 1:, None] + moves, forbidden[:-1, :-1])
-            return Chain(unary.masked_fill(last & forbidden[:-1, -1], -torch.inf), steps, lengths)
+            dead = self.dead_ends(scores.shape[1])[(lengths[:, None] - 1 - place).clamp(min=0)]  # (batch, n, tags)
+            begin = normalize_step(scores[:, :1] + start, forbidden[-1, :-1] | dead[:, :1])
+            steps = normalize_step(scores[:, 1:, None] + moves, forbidden[:-1, :-1] | dead[:, 1:, None])
+            return Chain(torch.cat([begin, torch.zeros_like(scores[:, 1:])], dim=1), steps, lengths)
+        last = (place == lengths[:, None] - 1)[..., None]
         start = start.masked_fill(forbidden[-1, :-1], -torch.inf)
         end = end.masked_fill(forbidden[:-1, -1], -torch.inf)
         scores = torch.where((place == 0)[:, None], scores + start, scores)
         return Chain(
             torch.where(last, scores + end, scores), moves.masked_fill(forbidden[:-1, :-1], -torch.inf), lengths
         )
+
+    def dead_ends(self, n: int) -> Tensor:
+        """Of 0 to n - 1 words to come, the tags (n, tags) behind which no allowed tagging of them is left. An MEMM
+        gives them nothing: what it lost there, no later step could make up for."""
+        found = [~self.allowed[:-1, -1]]
+        for _ in range(n - 1):
+            found.append(~(self.allowed[:-1, :-1] & ~found[-1]).any(-1))
+        return torch.stack(found)
 
     def logits(self, batch: Batch) -> Tensor:
         """How likely every tag of every word is (batch, n, tags), as logarithms."""
