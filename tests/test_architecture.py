@@ -19,7 +19,7 @@ ROOMS = {
     "attention": ["masks", "positions", "scores", "chain", "trees", "matching", "normalizers", "equation"],
     "nn": ["layers", "attention", "kv_cache", "state", "transformer", "recurrent", "loss", "word_vectors"],
     "tasks": [
-        *("axes", "page", "task", "generation", "seq2seq", "language_model", "encoder", "embedding"),
+        *("answers", "axes", "page", "task", "generation", "seq2seq", "language_model", "encoder", "embedding"),
         *("classification", "question_answering", "tagging", "__init__"),
     ],
     "training": ["device", "lock", "manifest", "checkpoint", "prepare", "trainer"],

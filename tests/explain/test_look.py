@@ -135,6 +135,8 @@ def test_calculations_give_what_the_model_went_on_with(kind):
         handle.remove()
     entries = found.tree(packed=True, vectors=list(found.heads))["maps"]
     for one, entry in zip(found.maps, entries, strict=True):
+        if one.name in found.structures:
+            continue
         name, _, use = one.name.partition("#")
         went_on = outputs[name][int(use)] if use else torch.cat(outputs[name])
         heads, rows, columns = one.weights.shape
@@ -388,6 +390,7 @@ def test_word_alignment_by_hand():
     vars(found)["tokens"] = {axis: [Piece("", *span) for span in parts] for axis, parts in spans.items()}
     weights = torch.tensor([[[0.4, 0.3, 0.3, 0.0], [0.35, 0.2, 0.1, 0.35], [0.0, 0.0, 0.0, 1.0]]])
     attention = SimpleNamespace(kind="cross", layer=0, axes=CROSS, heads=1)
+    vars(found)["structures"] = {}
     vars(found)["uses"] = {"decoder.attention": SimpleNamespace(attention=attention, weights=lambda heads: weights)}
     assert found.align_words() == [(0, 1), (1, 0)]
 

@@ -88,7 +88,7 @@ def test_maps_are_as_large_as_the_axes_that_attentions_name(kind):
     tokens = task.axes(source, answer)
     assert set(tokens) == {"key", "query", "input"}
     assert {line["axis"] for line in task.form.lines} <= {axis for axis, pieces in tokens.items() if pieces}
-    assert bool(sizes) == (kind != "rnn without attention")
+    assert bool(sizes) == (kind not in ("rnn without attention", "tagger over features"))
     for name, (axes, queries, keys) in sizes.items():
         assert (queries, keys) == (len(tokens[axes.rows]), len(tokens[axes.columns])), name
 
@@ -129,6 +129,8 @@ REFUSED = {
     "reader of spans": "it is a reader",
     "reader of words": "it is a reader",
     "reader of sentences": "it is a reader",
+    "tagger": "its task is to tag",
+    "tagger over features": "its task is to tag",
 }
 
 
@@ -242,7 +244,7 @@ def test_the_score_of_an_output_is_what_each_step_gives_its_token(kind):
             assert logprobs == pytest.approx(wanted, abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("reader")])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith(("reader", "tagger"))])
 def test_the_states_of_a_text_do_not_depend_on_the_ones_beside_it(kind):
     task, model = made(kind)
     sources = [one.ids for one in task.encode(["abc", "d", "abcdefg"])]

@@ -76,12 +76,6 @@ class Use:
         queries, keys, values = (part.float().cpu() for part in (given, keys[0], values[0]))
         return Vectors(self.attention, queries, keys, values, torch.cat(self.allowed))
 
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """Heads, rows and columns of the map, and the size of the vectors behind it."""
-        rows = sum(queries.shape[-2] for queries in self.queries)
-        return self.attention.heads, rows, *self.kv.keys.shape[-2:]
-
 
 @dataclass(frozen=True)
 class Look:

@@ -107,7 +107,8 @@ def measure_maps(found: Look, packed: bool, vectors: Collection[str]) -> int:
     """Roughly how many bytes of JSON the maps of a look are, each in full; no map is made for that."""
     size = 0.0
     for name, use in found.uses.items():
-        heads, rows, columns, width = use.shape
+        heads, (*_, columns, width) = use.attention.heads, use.kv.keys.shape
+        rows = sum(queries.shape[-2] for queries in use.queries)
         size += heads * rows * columns * (4 / 3 if packed else 9)
         size += heads * (rows + 2 * columns) * width * 16 / 3 * (name in vectors)
     size += sum(one.weights.numel() for one in found.structures.values()) * (4 / 3 if packed else 9)

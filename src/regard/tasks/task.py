@@ -22,32 +22,12 @@ from regard.errors import ConfigError, InputError
 from regard.nn.loss import Surprise, Trainable
 from regard.nn.state import Hypothesis
 from regard.nn.word_vectors import count_vectors, load_vectors
+from regard.tasks.answers import Answer as Answer
+from regard.tasks.answers import Metric as Metric
+from regard.tasks.answers import Table as Table
+from regard.tasks.answers import Token as Token
 from regard.tasks.axes import Piece, Structure, Tokens, read_pieces
 from regard.tasks.page import FORMS, Form
-
-
-class Token(NamedTuple):
-    """One token of an answer and its log-probability, if that was asked for; the last of a written text is <eos>."""
-
-    text: str
-    logprob: float | None
-    id: int
-
-
-class Answer(NamedTuple):
-    """One answer to a source."""
-
-    text: str
-    score: float  # what answers are ranked by: the log-probability, of a written text over the length penalty
-    tokens: Sequence[Token] = ()  # of a text that was written; or the labels
-    details: Mapping[str, Any] = {}  # what only this task's answers have, as JSON: a probability, a span, ...
-    flags: Sequence[str] = ()  # what is suspicious about it, in words
-
-    def tree(self) -> dict[str, Any]:
-        """For machines."""
-        tokens = [token._asdict() for token in self.tokens]
-        return {"text": self.text, "score": self.score, "tokens": tokens, **self.details}
-
 
 Answered = tuple[int, list[Answer]] | None
 """The place of a source and its answers; None: nothing yet, and a moment to do something else."""
@@ -56,16 +36,6 @@ Generate = Callable[[Sequence[Encoded]], Iterator[tuple[int, list[Hypothesis]] |
 Scored = tuple[Batch, list[int]]
 """A batch, and the numbers of its rows' examples."""
 Say = Callable[[str], None]
-Table = list[dict[str, Any]]
-"""Rows of an evaluation beside its metrics: column -> value."""
-
-
-class Metric(NamedTuple):
-    """A metric of a task's own: answers and their references -> a figure."""
-
-    name: str
-    compute: Callable[[Sequence[Answer], Sequence[Sequence[str]]], float]
-    smaller_is_better: bool = False
 
 
 class Architecture(NamedTuple):
