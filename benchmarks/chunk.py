@@ -1,9 +1,9 @@
 """Chunking on cuts of CoNLL-2000's training data: taggers of every kind beside CRFsuite, on the same features.
 
 The last tenth of the sentences is held out; nothing else is seen of it. CRFsuite and regard's CRF get the same feature
-strings, the same L2 penalty and as many iterations of L-BFGS, one after the other on one thread; their times hold
-everything from the sentences to the weights. F1 counts spans as CoNLL's script does, with a 95 % interval from 1,000
-bootstrap samples of the held-out sentences.
+strings, the same L2 penalty and as many iterations of L-BFGS, one after the other on one thread; their times are CPU
+seconds of everything from the sentences to the weights. F1 counts spans as CoNLL's script does, with a 95 % interval
+from 1,000 bootstrap samples of the held-out sentences.
 
     python benchmarks/chunk.py --rows crfsuite hmm memm crf rnn
 """
@@ -34,7 +34,7 @@ class Result(NamedTuple):
     """One tagger after its training."""
 
     tags: list[list[str]]  # that it gave to the held-out sentences
-    seconds: float  # of its training
+    seconds: float  # of CPU time, from the sentences to the weights
 
 
 def read_sentences(path: Path) -> list[Sentence]:
@@ -53,13 +53,13 @@ def train_crfsuite(train: list[Sentence], held: list[Sentence], folder: Path, it
     def extract(sentence: Sentence) -> list[list[str]]:
         return templates.extract(Words(tuple(row[0] for row in sentence), tuple((row[1],) for row in sentence)))
 
-    began = time.perf_counter()
+    began = time.process_time()
     trainer = pycrfsuite.Trainer(verbose=False)
     for sentence in train:
         trainer.append(extract(sentence), [row[2] for row in sentence])
     trainer.set_params({"c1": 0.0, "c2": settings.l2, "max_iterations": iterations})
     trainer.train(str(folder / "crfsuite"))
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     tagger = pycrfsuite.Tagger()
     tagger.open(str(folder / "crfsuite"))
     return Result([tagger.tag(extract(sentence)) for sentence in held], seconds)
@@ -68,10 +68,10 @@ def train_crfsuite(train: list[Sentence], held: list[Sentence], folder: Path, it
 def train_regard(recipe: str, changes: Sequence[str], files: dict[str, Path], run: Path) -> Result:
     """A recipe on the same cut; its validation is cut from what it learns from."""
     paths = [f'data.{name}=["{path}"]' for name, path in files.items()]
-    began = time.perf_counter()
+    began = time.process_time()
     prepared = regard.start_run(regard.read(recipe, [*paths, "data.cut_test=0", *changes]), run)
     regard.fit(prepared, run, lambda event: None, device="cpu")
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     predictor = regard.load(run, device="cpu")
     found = regard.evaluate(predictor, prepared.splits.test, warn=lambda text: None)
     return Result([output.split() for output in found.outputs], seconds)
@@ -122,7 +122,7 @@ def main() -> None:
             "rnn": lambda: train_regard("chunk-rnn", options.changes, files, run / "rnn"),
         }
         wanted = [[row[2] for row in sentence] for sentence in held]
-        table = Table("tagger", "F1", "95 % interval", "seconds", title=f"{len(train):,} / {len(held):,} sentences")
+        table = Table("tagger", "F1", "95 % interval", "CPU seconds", title=f"{len(train):,} / {len(held):,} sentences")
         for name in options.rows:
             result = own[name]()
             whole, low, high = bootstrap(result.tags, wanted)

@@ -42,7 +42,15 @@ from regard.training.prepare import prepare
 READMES = ("README.md", "README.ko.md")
 HISTORY = ("CHANGELOG.md", "docs/log.md")
 """Pages that also name what is gone."""
-PLAYED = {*READMES, "CONTRIBUTING.md", "docs/serve.md", "docs/embed.md", "docs/exchange.md", "docs/engine.md"}
+PLAYED = {
+    *READMES,
+    "CONTRIBUTING.md",
+    "docs/serve.md",
+    "docs/embed.md",
+    "docs/exchange.md",
+    "docs/engine.md",
+    "docs/tagging.md",
+}
 """Pages whose blocks run below; those of docs/tasks.md run in test_tasks.py."""
 
 
@@ -213,6 +221,17 @@ def test_the_page_of_the_engines(tmp_path, monkeypatch):
     assert plain == torch
     folders = {path.name.partition("-")[2] for path in (tmp_path / "runs" / "m" / "ctranslate2").iterdir()}
     assert folders == {"float32", "int8"}
+
+
+@pytest.mark.slow
+def test_the_page_of_taggers(tmp_path):
+    people, places = [f"Ann{n}" for n in range(20)], [f"Rome{n}" for n in range(20)]
+    rows = [f"{one} B-PER\nmet O\nBob B-PER\nin O\n{place} B-LOC\n. O\n" for one in people for place in places]
+    (tmp_path / "names.txt").write_text("\n".join(rows), encoding="utf-8")
+    said = play("docs/tagging.md", tmp_path)
+    (answers,) = (text for command, text in said.items() if "predict" in command)
+    assert answers.split("\t")[0] == "B-PER O B-PER O B-LOC O"
+    assert "B-PER" in (tmp_path / "names.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

@@ -135,8 +135,8 @@ def predict(
     device: Device = "auto",
     engine: Engine = "auto",
 ) -> None:
-    """Answer files or standard input line by line. The run knows its task: it translates, continues, classifies, or
-    answers a question (then a line is the question, a tab and the context). A line that cannot be answered is named,
+    """Answer files or standard input line by line. The run knows its task: it translates, continues, classifies, tags,
+    or answers a question (then a line is the question, a tab and the context). A line that cannot be answered is named,
     its answer is empty, and the status is 2 in the end.
 
     Examples: `echo einundzwanzig | regard predict runs/n`, `regard predict runs/n input.txt --best 3 --json`,

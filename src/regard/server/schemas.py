@@ -239,7 +239,7 @@ class ModelAnswer(BaseModel):
     owned_by: str
     kind: str
     task: str
-    """What it does: translate, continue, classify, answer, embed, or what a task of your own says."""
+    """What it does: translate, continue, classify, answer, tag, embed, or what a task of your own says."""
     source: str | None
     target: str | None
     about: str
