@@ -46,7 +46,9 @@ def fit_owned(
     config, task, settings = prepared.config, prepared.task, prepared.config.train
     saved = load_progress(run)
     device_before, _, products = (saved.precision if saved else "").partition(" ")
-    model = take_model(prepared, fresh=saved is None).to(place)
+    model = take_model(prepared, fresh=saved is None)
+    passes = task.solve(model, prepared.rows, lambda: read_raw_text(config, {}))
+    model = model.to(place) if passes is None else model  # a solver works on the CPU
     forget_after(run / "metrics.jsonl", saved.step if saved else 0)
     known = find_seen(run, prepared.splits.valid) if config.evaluate.unseen else [False] * len(prepared.splits.valid)
     valid = [example for example, seen in zip(prepared.splits.valid, known, strict=True) if not seen]
@@ -71,7 +73,6 @@ def fit_owned(
     def say_once(text: str) -> None:
         note(Event("warning", saved.step if saved else 0, {"text": text}))
 
-    passes = task.solve(model, prepared.rows, lambda: read_raw_text(config, {}))
     for doubt in list_doubts(prepared, saved, place):
         say_once(doubt)
     kind = precision(place, products if device_before == place.type else settings.precision)
