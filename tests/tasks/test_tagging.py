@@ -20,7 +20,7 @@ from regard.data.batching import Row
 from regard.data.examples import Words
 from regard.errors import ConfigError, DataError, InputError
 from regard.tasks.tagging.classical import Features, baum_welch, count_hmm, fit_weights, make_groups, minimise, set_hmm
-from regard.tasks.tagging.features import Templates, jamo, ngrams, shape
+from regard.tasks.tagging.features import Templates, jamo, learn_guesses, ngrams, shape
 from regard.tasks.tagging.spans import count_spans, is_closed, mark_spans, may_follow, read_spans
 from regard.training.prepare import resume_run
 
@@ -205,6 +205,17 @@ def test_templates_by_hand():
     assert ngrams("Ab", 3) == ["^A", "Ab", "b$", "^Ab", "Ab$"]
     assert [shape(word) for word in ("Mid-1990", "한국어2", "漢字")] == ["Xx-0", "han0", "cjk"]
     assert len(jamo("갔다")) == 5
+
+
+def test_a_column_that_does_not_come_is_guessed(predictor):
+    """By the word if training saw it twice, else by its outline, else the most frequent; read back from the run."""
+    sentences = [Words(("dog", "dog", "Ann", "the"), (("NN",), ("NN",), ("NNP",), ("DT",)))]
+    guesses = learn_guesses(["pos"], sentences)
+    assert guesses == {("pos", "dog"): "NN", ("pos", "Xx nn"): "NNP", ("pos", "x he"): "DT", ("pos", ""): "NN"}
+    templates = Templates(["pos[0]"], ["pos"], lambda word: True, guesses)
+    found = templates.extract(Words(("dog", "Lenn", "zebra", "she")))
+    assert found == [["pos[0]=NN"], ["pos[0]=NNP"], ["pos[0]=NN"], ["pos[0]=DT"]]
+    assert "pos[0]=VBD" in predictor.task.templates.extract(Words(("ran",)))[0]
 
 
 @pytest.mark.parametrize(
