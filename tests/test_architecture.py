@@ -15,7 +15,7 @@ ROOMS = {
     "data": [
         *("examples", "files", "vocabulary", "cutting", "synthetic", "formats", "splits", "encoding", "batching"),
     ],
-    "attention": ["masks", "positions", "scores", "normalizers", "equation"],
+    "attention": ["masks", "positions", "scores", "chain", "trees", "matching", "normalizers", "equation"],
     "nn": ["layers", "attention", "kv_cache", "state", "transformer", "recurrent", "loss", "word_vectors"],
     "tasks": [
         *("axes", "page", "task", "generation", "seq2seq", "language_model", "encoder", "embedding"),

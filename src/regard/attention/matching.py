@@ -1,8 +1,8 @@
 """Matchings: weights whose rows and columns sum to 1, so that every query has its own key.
 
 Sinkhorn's algorithm finds the doubly stochastic matrix exp(scores + row potential + column potential). It works on
-logarithms in float64; its gradient is that of the fixed point, so no graph of the iterations is kept. Where there are more
-keys than queries, some keys are left over, and the other way round.
+logarithms in float64; its gradient is that of the fixed point, so no graph of the iterations is kept. Where there are
+more keys than queries, some keys are left over, and the other way round.
 """
 
 from typing import Any, NamedTuple
@@ -40,9 +40,7 @@ class Balanced(torch.autograd.Function):
     """`balance`, with the gradient of its fixed point: of all changes, those that keep the sums."""
 
     @staticmethod
-    def forward(
-        ctx: Any, scores: Tensor, rows: Tensor, columns: Tensor, iterations: int, tolerance: float
-    ) -> Tensor:
+    def forward(ctx: Any, scores: Tensor, rows: Tensor, columns: Tensor, iterations: int, tolerance: float) -> Tensor:
         plan = balance(scores, rows, columns, iterations, tolerance)
         ctx.save_for_backward(plan)
         return plan
@@ -64,8 +62,8 @@ class Balanced(torch.autograd.Function):
 def sinkhorn(
     scores: Tensor, mask: Tensor | None = None, *, iterations: int = ITERATIONS, tolerance: float = TOLERANCE
 ) -> Matched:
-    """scores (.., query, key) -> weights of the same shape. `mask`, which broadcasts to it, says who may be matched with
-    whom; who may be matched with nobody has zeros."""
+    """scores (.., query, key) -> weights of the same shape. `mask`, which broadcasts to it, says who may be matched
+    with whom; who may be matched with nobody has zeros."""
     allowed = (scores.new_ones(()).bool() if mask is None else mask).expand(scores.shape)
     has_key, has_query = allowed.any(-1), allowed.any(-2)
     more = has_query.sum(-1) - has_key.sum(-1)  # keys that are left over; if negative, queries
@@ -82,13 +80,17 @@ def sinkhorn(
     plan = Balanced.apply(logs, targets(has_key, more), targets(has_query, -more), iterations, tolerance)  # type: ignore[no-untyped-call]
     weights = plan[..., :-1, :-1] * allowed
     gap = torch.cat([(plan.sum(-1)[..., :-1] - 1) * has_key, (plan.sum(-2)[..., :-1] - 1) * has_query], dim=-1)
-    return Matched(weights.to(scores.dtype), gap.detach().abs().amax(-1).to(scores.dtype))
+    return Matched(weights.to(scores.dtype), F.pad(gap.detach().abs(), (0, 1)).amax(-1).to(scores.dtype))
 
 
 def best_matching(scores: Tensor) -> Tensor:
-    """The key (.., query) of each query in the best one-to-one assignment, of scores (.., query, key)."""
-    from scipy.optimize import linear_sum_assignment
+    """The key (.., query) of each query in the best one-to-one assignment, of scores (.., query, key); -1 for a query
+    that is left over."""
+    from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 
     rows = scores.detach().double().flatten(0, -3).cpu() if scores.dim() > 2 else scores.detach().double().cpu()[None]
-    found = torch.tensor([linear_sum_assignment(one.numpy(), maximize=True)[1].tolist() for one in rows])
+    found = torch.full(rows.shape[:-1], -1)
+    for line, one in zip(found, rows, strict=True):
+        queries, keys = map(torch.from_numpy, linear_sum_assignment(one.numpy(), maximize=True))
+        line[queries] = keys
     return found.view(scores.shape[:-1]).to(scores.device)

@@ -1,7 +1,7 @@
 """Dependency trees: distributions over the trees of a sentence, p(tree) ~ exp(sum of the scores of its arcs).
 
-Arc scores are (batch, word, head): how well a head fits a word; the diagonal says how well the word fits as the root, of
-which a tree has one. `lengths` (batch,) says how many words are real. Projective trees, whose arcs do not cross, are
+Arc scores are (batch, word, head): how well a head fits a word; the diagonal says how well the word fits as the root,
+of which a tree has one. `lengths` (batch,) says how many words are real. Projective trees, whose arcs do not cross, are
 added up by Eisner's algorithm; all trees by the matrix-tree theorem (Koo 2007). The marginals, how likely each head of
 each word is, are soft parents (Kim 2017): rows that sum to 1.
 """
@@ -44,7 +44,7 @@ def eisner(scores: Tensor, lengths: Tensor, reduce: Reduce = add_up) -> Tensor:
     """
     batch, n, _ = scores.shape
     single = scores.new_zeros(batch, n, 1)
-    right_from, right_to, left_from, left_to = single, single, single, single  # complete; the head is at the left, right
+    right_from, right_to, left_from, left_to = single, single, single, single  # complete; headed at the left, right
     open_right, open_left = single[..., :0], single[..., :0]
     rights, lefts = [single[..., 0]], [single[:, 0]]
     for width in range(1, n):
@@ -70,8 +70,8 @@ def projective_marginals(scores: Tensor, lengths: Tensor) -> Tensor:
     again = torch.is_grad_enabled() and scores.requires_grad
     with torch.inference_mode(False), torch.enable_grad():
         arcs = scores if again else scores.detach().clone().requires_grad_()
-        total = eisner(arcs, lengths).sum()
-        (found,) = torch.autograd.grad(total, arcs, create_graph=again)
+        total = eisner(arcs, lengths.clone()).sum()
+        found: Tensor = torch.autograd.grad(total, arcs, create_graph=again)[0]
     return found
 
 
@@ -79,7 +79,7 @@ def best_projective(scores: Tensor, lengths: Tensor) -> Tensor:
     """The head (batch, word) of each word in the best projective tree; a word that is its own head is the root."""
     with torch.inference_mode(False), torch.enable_grad():
         arcs = scores.detach().clone().requires_grad_()
-        (found,) = torch.autograd.grad(eisner(arcs, lengths, take_best).sum(), arcs)
+        found: Tensor = torch.autograd.grad(eisner(arcs, lengths.clone(), take_best).sum(), arcs)[0]
     return found.argmax(-1)
 
 
@@ -88,8 +88,8 @@ def best_projective(scores: Tensor, lengths: Tensor) -> Tensor:
 
 def laplacian(scores: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Koo's matrix (batch, word, head), whose determinant is the sum over all trees; the weights (batch, word, head)
-    that it is made of; and the logarithm (batch,) of what they were divided by. In float64, and every word's weights sum
-    to 1, so that no scale of the scores can make it singular."""
+    that it is made of; and the logarithm (batch,) of what they were divided by. In float64, and every word's weights
+    sum to 1, so that no scale of the scores can make it singular."""
     n = scores.shape[-1]
     arcs = real_arcs(scores, lengths)
     masked = scores.double().masked_fill(~arcs, torch.finfo(torch.float64).min)
@@ -107,7 +107,8 @@ def laplacian(scores: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def matrix_tree(scores: Tensor, lengths: Tensor) -> Tensor:
     """The log-partition (batch,) of all trees."""
     matrix, _, taken = laplacian(scores, lengths)
-    return (torch.linalg.slogdet(matrix).logabsdet + taken).to(scores.dtype)
+    total: Tensor = torch.linalg.slogdet(matrix).logabsdet + taken
+    return total.to(scores.dtype)
 
 
 def tree_marginals(scores: Tensor, lengths: Tensor) -> Tensor:
@@ -127,11 +128,11 @@ def best_tree(scores: Tensor, lengths: Tensor) -> Tensor:
     for row, (arcs, count) in enumerate(zip(scores.detach().double().tolist(), lengths.tolist(), strict=True)):
         every = [score for line in arcs[:count] for score in line[:count]]
         apart = count * (max(every, default=0.0) - min(every, default=0.0) + 1.0)  # a second root would cost more
-        table = {
-            word: {(0 if head == word else head + 1): arcs[word][head] - apart * (head == word) for head in range(count)}
-            for word in range(count)
-        }
-        found = span({word + 1: choices for word, choices in table.items()})
+        table = {}
+        for word, line in enumerate(arcs[:count]):
+            others = {head + 1: score for head, score in enumerate(line[:count]) if head != word}
+            table[word + 1] = {0: line[word] - apart} | others
+        found = span(table)
         for word in range(count):
             heads[row, word] = found[word + 1] - 1 if found[word + 1] else word
     return heads.to(scores.device)
