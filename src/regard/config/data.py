@@ -209,5 +209,31 @@ class DatesData(GeneratedData):
         return self
 
 
+class TransduceData(GeneratedData):
+    """Arithmetic, from prefix to infix: ( * ( + 15 7 ) 3 ) -> ( 15 + 7 ) * 3 (Kim 2017). Test expressions are also
+    deeper than those of training, as many of each depth."""
+
+    kind: Literal["transduce"]
+    shallowest: Count = 2
+    """Brackets within each other at least."""
+    deepest: Count = 4
+    """Brackets within each other at most, in training and validation."""
+    test_deepest: Count = 6
+    """The same in the test."""
+    operands: Annotated[int, Field(ge=2)] = 4
+    """Expressions in one bracket at most; there are two at least."""
+    largest: Annotated[int, Field(ge=1)] = 20
+    """Numbers are 0 to this."""
+    nested: Share = 0.2
+    """How likely an expression in a bracket is itself a bracket, where the depth does not ask for one."""
+
+    @model_validator(mode="after")
+    def shallowest_is_not_deeper(self) -> "TransduceData":
+        if not self.shallowest <= self.deepest <= self.test_deepest:
+            depths = f"shallowest {self.shallowest}, deepest {self.deepest}, test_deepest {self.test_deepest}"
+            raise ValueError(f"{depths}: none may be more than the next")
+        return self
+
+
 Files = ParallelData | TableData | JsonData | LabelledData | StoryData | SquadData | ColumnsData | ConlluData | DocumentData
-Data = Annotated[Files | ReverseData | NumbersData | DatesData, Field(discriminator="kind")]
+Data = Annotated[Files | ReverseData | NumbersData | DatesData | TransduceData, Field(discriminator="kind")]
