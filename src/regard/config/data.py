@@ -235,5 +235,27 @@ class TransduceData(GeneratedData):
         return self
 
 
+class LineupData(GeneratedData):
+    """The line-up game: players with their skills, positions with the skills they wish for -> who stands where, as the
+    assignment with the greatest sum of cosines has it. Two positions at least like the same player best."""
+
+    kind: Literal["lineup"]
+    fewest: Annotated[int, Field(ge=2)] = 4
+    """Positions at least."""
+    positions: Annotated[int, Field(ge=2, le=9)] = 9
+    """Positions at most."""
+    bench: Annotated[int, Field(ge=0, le=8)] = 2
+    """Players more than positions, at most."""
+    skills: Annotated[int, Field(ge=2)] = 4
+    """Numbers from 0 to 9 that a player has, and a position wishes for; 4 and 5 are average."""
+
+    @model_validator(mode="after")
+    def fewest_is_not_more(self) -> "LineupData":
+        if self.fewest > self.positions:
+            raise ValueError(f"fewest {self.fewest} is more than positions {self.positions}")
+        return self
+
+
 Files = ParallelData | TableData | JsonData | LabelledData | StoryData | SquadData | ColumnsData | ConlluData | DocumentData
-Data = Annotated[Files | ReverseData | NumbersData | DatesData | TransduceData, Field(discriminator="kind")]
+Generated = ReverseData | NumbersData | DatesData | TransduceData | LineupData
+Data = Annotated[Files | Generated, Field(discriminator="kind")]

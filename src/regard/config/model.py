@@ -252,6 +252,22 @@ class ReaderConfig(EncoderConfig):
             super().check(config)
 
 
+class LineupConfig(ModelConfig):
+    """The line-up game: every position looks at all players, by their numbers."""
+
+    kind: Literal["lineup"]
+    skills: Count = 4
+    """Numbers of every player and position."""
+    embedding: Count = 16
+    """Size of the embedding of a number."""
+    size: Count = 32
+    """Size of what players and positions are compared by."""
+    score: Literal["cosine", "scaled dot"] = "cosine"
+    """How well a player fits a position; the cosine has a learned temperature."""
+    normalize: Literal["softmax", "matching"] = "matching"
+    """softmax: every position chooses for itself; matching: no player can stand at two positions."""
+
+
 WINDOW = (
     *(f"word[{place}]" for place in range(-2, 3)), "word[-1]|word[0]", "word[0]|word[1]", "bias[0]",
     *("prefix3[0]", "suffix3[0]", "shape[0]"),
@@ -303,5 +319,6 @@ class TaggerConfig(EncoderConfig):
 
 
 BUILT_IN = (
-    RNNConfig, TransformerConfig, LanguageModelConfig, EncoderConfig, ClassifierConfig, ReaderConfig, TaggerConfig
+    RNNConfig, TransformerConfig, LanguageModelConfig, EncoderConfig, ClassifierConfig, ReaderConfig, TaggerConfig,
+    LineupConfig,
 )  # fmt: skip

@@ -4,13 +4,14 @@ A generator gives three splits that never share a source; it is a pure function 
 """
 
 import datetime
+import math
 import random
 import re
 import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from regard.config.data import DatesData, NumbersData, ReverseData, TransduceData
+from regard.config.data import DatesData, LineupData, NumbersData, ReverseData, TransduceData
 from regard.data.examples import fingerprint
 from regard.errors import ConfigError
 
@@ -205,11 +206,59 @@ def generate_transduce(settings: TransduceData, seed: int) -> Made:
     return take(settings.examples, settings.deepest), valid, test
 
 
+PLAYERS = [
+    *("Kim", "Lee", "Park", "Choi", "Jung", "Kang", "Cho", "Yoon", "Jang", "Lim", "Han", "Oh", "Seo", "Shin", "Kwon"),
+    *("Hwang", "Ahn", "Song"),
+]
+POSITIONS = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth"]
+
+
+def cosine(left: Sequence[int], right: Sequence[int]) -> float:
+    """Of two lists of numbers from 0 to 9, as they lie around their middle."""
+    first, second = ([number - 4.5 for number in side] for side in (left, right))
+    return sum(a * b for a, b in zip(first, second, strict=True)) / (math.hypot(*first) * math.hypot(*second))
+
+
+def draw_lineup(settings: LineupData, rng: random.Random) -> tuple[str, str] | None:
+    """One game and its answer; None: every position likes another player best, and nobody has to give way."""
+    from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
+
+    count = rng.randint(settings.fewest, settings.positions)
+    names = rng.sample(PLAYERS, count + rng.randint(0, settings.bench))
+    sides = [[[rng.randint(0, 9) for _ in range(settings.skills)] for _ in side] for side in (names, range(count))]
+    fits = [[cosine(wish, player) for player in sides[0]] for wish in sides[1]]
+    if len({max(range(len(names)), key=row.__getitem__) for row in fits}) == count:
+        return None
+    chosen = linear_sum_assignment(fits, maximize=True)[1]
+    groups = [
+        [f"{name} {' '.join(map(str, numbers))}" for name, numbers in zip(called, side, strict=False)]
+        for called, side in zip((names, POSITIONS), sides, strict=True)
+    ]
+    return " | ".join(" ".join(group) for group in groups), " ".join(names[player] for player in chosen)
+
+
+def generate_lineup(settings: LineupData, seed: int) -> Made:
+    """Games in which a position must take its second choice -> the players in the order of the positions."""
+    rng, found = random.Random(seed), dict[str, str]()
+    wanted = settings.valid + settings.test + settings.examples
+    for _ in range(20 * wanted):
+        if (made := draw_lineup(settings, rng)) is not None:
+            found.setdefault(*made)
+        if len(found) == wanted:
+            break
+    else:
+        raise too_few(f"about {len(found):,} different games", wanted)
+    pairs: Pairs = list(found.items())
+    ends = settings.valid, settings.valid + settings.test
+    return pairs[ends[1] :], pairs[: ends[0]], pairs[ends[0] : ends[1]]
+
+
 Generate = Callable[[Any, int], Made]
 GENERATORS: dict[str, Generate] = {
     "reverse": generate_reverse,
     "numbers": generate_numbers,
     "dates": generate_dates,
     "transduce": generate_transduce,
+    "lineup": generate_lineup,
 }
 """By `data.kind`."""
