@@ -35,9 +35,13 @@ class Map(NamedTuple):
         bits: list[float] = (torch.special.entr(self.weights).sum(-1).mean(-1) / math.log(2)).tolist()
         return bits
 
+    def is_self(self) -> bool:
+        """Whether a text looks at itself."""
+        return self.rows == self.columns or self.columns == "input"
+
     def distance(self) -> list[float] | None:
         """How far each head looks, in tokens: the mean over its rows; of self-attention only."""
-        if self.kind != "self":
+        if not self.is_self():
             return None
         rows, columns = map(torch.arange, self.weights.shape[-2:])
         tokens: list[float] = (self.weights * (columns - rows[:, None]).abs()).sum(-1).mean(-1).tolist()

@@ -160,6 +160,11 @@ class Attention(nn.Module):
         self.score, self.normalize = score, normalize
         self.positions, self.rotary_base = positions, rotary_base
 
+    @property
+    def is_self(self) -> bool:
+        """Whether a text looks at itself, whatever the structure of its weights."""
+        return self.axes in (SOURCE, TARGET)
+
     def project_query(self, inputs: Tensor) -> Tensor:
         """inputs (batch, query, size) -> queries by head."""
         return self.projection.project(inputs, QUERY, self.heads)[0]

@@ -184,4 +184,5 @@ class LineupTask(Task):
 
     def axes(self, source: Encoded, answer: Answer) -> Tokens:
         players, positions = self.game(source)
-        return {"key": players, "query": positions, "input": []}
+        names = [Piece(place.text, 0, 0) for place in positions]  # they are no part of the answer's text
+        return {"key": players, "query": names, "input": []}
