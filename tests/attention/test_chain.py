@@ -121,8 +121,8 @@ def test_thousands_of_steps_in_half_the_digits():
 def test_samples_come_as_often_as_they_are_likely():
     unary, moves, lengths = draw("by step", 3, (4, 2))
     many = 3000
-    paths = chain.sample(unary.repeat_interleave(many, 0), moves.repeat_interleave(many, 0),
-                         lengths.repeat_interleave(many), torch.Generator().manual_seed(5)).view(2, many, 4)  # fmt: skip
+    repeated = (part.repeat_interleave(many, 0) for part in (unary, moves, lengths))
+    paths = chain.sample(*repeated, torch.Generator().manual_seed(5)).view(2, many, 4)
     shares = torch.nn.functional.one_hot(paths, 3).double().mean(1)
     real = torch.arange(4) < lengths[:, None]
     wanted = chain.marginals(unary, moves, lengths).tags

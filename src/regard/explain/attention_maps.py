@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.positions import alibi
-from regard.nn.attention import Additive, Attention
+from regard.nn.attention import Additive, Attention, looks_at_itself
 
 LARGEST = 48
 """Rows and columns of a map that is only to be recognised, not read."""
@@ -37,7 +37,7 @@ class Map(NamedTuple):
 
     def is_self(self) -> bool:
         """Whether a text looks at itself."""
-        return self.rows == self.columns or self.columns == "input"
+        return looks_at_itself(self.kind, (self.rows, self.columns))
 
     def distance(self) -> list[float] | None:
         """How far each head looks, in tokens: the mean over its rows; of self-attention only."""

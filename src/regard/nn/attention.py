@@ -35,6 +35,11 @@ class Axes(NamedTuple):
 SOURCE, TARGET, CROSS = Axes("key", "key"), Axes("query", "input"), Axes("query", "key")
 
 
+def looks_at_itself(kind: str, axes: tuple[str, str]) -> bool:
+    """Whether rows and columns of a map of this kind are the same text; of a structure, its axes tell."""
+    return kind == "self" or (kind in ("chain", "tree", "matching") and axes in (SOURCE, TARGET))
+
+
 class Additive(nn.Module):
     """v . tanh(query + key): Eq. 7, Bahdanau 2015, with the projections W and U made beforehand."""
 
@@ -163,7 +168,7 @@ class Attention(nn.Module):
     @property
     def is_self(self) -> bool:
         """Whether a text looks at itself, whatever the structure of its weights."""
-        return self.axes in (SOURCE, TARGET)
+        return looks_at_itself(self.kind, self.axes)
 
     def project_query(self, inputs: Tensor) -> Tensor:
         """inputs (batch, query, size) -> queries by head."""

@@ -20,7 +20,7 @@ from regard.data.batching import Batch, pad_sources
 from regard.data.encoding import Encoded
 from regard.data.examples import Dropped, Example, Source
 from regard.data.vocabulary import PAD, SPECIAL
-from regard.errors import InputError
+from regard.errors import ConfigError, InputError
 from regard.nn.attention import CROSS, Attention, Cosine, SeparateProjections, choose_normalizer
 from regard.nn.loss import Loss, Surprise, Trainable
 from regard.tasks.axes import Piece, Tokens
@@ -128,6 +128,13 @@ class LineupTask(Task):
         "exact", "accuracy", Metric("doubles", count_doubles, smaller_is_better=True), "perplexity",
     )  # fmt: skip
     form = FORMS["lineup"]
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        if config.text.source.kind != "word" or config.text.target is not None:
+            raise ConfigError(
+                'a model of kind lineup reads words: text.source = { kind = "word" }, and no text.target.'
+            )
 
     @classmethod
     def accept(cls, example: Example, config: Config) -> Example | Dropped:
