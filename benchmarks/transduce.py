@@ -1,8 +1,8 @@
 """Soft parents against softmax and no attention: arithmetic from prefix to infix, by depth (Kim 2017, table 1).
 
-The decoder sees of every symbol its embedding (words), or also what the symbol attends to: by softmax, or as its parents
-in projective trees. All get the same data, updates and parameters; training has depths 2 to 4. The score is the share of
-a target's tokens before the first error, the mean over seeds with its 95 % interval (Student's t).
+The decoder sees of every symbol its embedding (words), or also what the symbol attends to: by softmax, or as its
+parents in projective trees. All get the same data and updates; training has depths 2 to 4. The score is the share of a
+target's tokens before the first error, the mean over seeds with its 95 % interval (Student's t).
 
     python benchmarks/transduce.py --seeds 5 --steps 1500
 """

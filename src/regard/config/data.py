@@ -256,6 +256,8 @@ class LineupData(GeneratedData):
         return self
 
 
-Files = ParallelData | TableData | JsonData | LabelledData | StoryData | SquadData | ColumnsData | ConlluData | DocumentData
+Files = (
+    ParallelData | TableData | JsonData | LabelledData | StoryData | SquadData | ColumnsData | ConlluData | DocumentData
+)
 Generated = ReverseData | NumbersData | DatesData | TransduceData | LineupData
 Data = Annotated[Files | Generated, Field(discriminator="kind")]
