@@ -40,6 +40,13 @@ def test_rows_and_columns_sum_to_one(shape):
     assert rows.max() < 1 + 1e-8
 
 
+def test_the_gap_is_how_far_a_sum_is_from_one():
+    found = sinkhorn(30 * torch.randn(3, 6, 6), iterations=0)
+    sums = torch.cat([found.weights.sum(-1), found.weights.sum(-2)], dim=-1)
+    assert_close(found.gap, (sums - 1).abs().amax(-1), rtol=0, atol=1e-9)
+    assert found.gap.max() > 1e-3
+
+
 @pytest.mark.parametrize("size", [2, 3, 6])
 def test_a_square_is_the_fixed_point_of_taking_turns(size):
     scores = torch.randn(size, size)

@@ -113,6 +113,12 @@ def test_two_stars_are_doubled_up_by_softmax_and_not_by_a_matching():
     assert len({*texts["matching"].split()}) == 2
 
 
+def test_positions_of_one_name_are_two_positions():
+    text = GAME.replace("second", "first")
+    (answer,) = Predictor(*made("lineup")).predict([text])[0]
+    assert len(answer.text.split()) == 2
+
+
 def test_doubles_are_players_who_stand_there_already():
     answers = [Answer("a b c", 0.0), Answer("a a a", 0.0), Answer("a b a", 0.0)]
     assert count_doubles(answers, []) == pytest.approx((0 + 2 + 1) / 3)

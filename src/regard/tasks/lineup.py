@@ -187,7 +187,7 @@ class LineupTask(Task):
             pairs = list(zip(chosen.tolist(), sure, strict=True))
             tokens = [Token(players[player].text, logprob, FIRST + player) for player, logprob in pairs]
             lineup = {place.text: token.text for place, token in zip(positions, tokens, strict=True)}
-            yield number, [Answer(" ".join(lineup.values()), sum(sure), tokens, {"lineup": lineup})]
+            yield number, [Answer(" ".join(token.text for token in tokens), sum(sure), tokens, {"lineup": lineup})]
 
     def axes(self, source: Encoded, answer: Answer) -> Tokens:
         players, positions = self.game(source)
