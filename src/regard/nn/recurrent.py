@@ -66,7 +66,7 @@ class WordEncoder(nn.Module):
             states, _ = self.states(x, lengths)
             (keys,) = self.attention.projection.project(states, KEY, 1)
             queries = self.attention.project_query(states)
-            x = torch.cat([x, self.attention(queries, KeyValues(keys, x[:, None]), real & real.mT)], dim=-1)
+            x = torch.cat([x, self.attention(queries, KeyValues(keys, x[:, None]), real)], dim=-1)
         shown = real[:, 0, 0, :, None]
         states = torch.tanh(self.join(x)) * shown
         mean = states.sum(1) / shown.sum(1)
