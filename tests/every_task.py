@@ -3,7 +3,7 @@
 import torch
 from oracles import entries
 
-from regard.config.data import ColumnsData, DocumentData, LabelledData, ReverseData, SquadData
+from regard.config.data import ColumnsData, DocumentData, LabelledData, LineupData, ReverseData, SquadData
 from regard.config.run import Config
 from regard.config.text import TextConfig, Tokenization
 from regard.data.examples import Example, Words
@@ -13,6 +13,7 @@ from regard.tasks.task import Answer, Token
 
 LETTERS = entries(12)
 LABELS = Vocabulary.learn(["good", "bad"], Tokenization(kind="label"))
+GAME = "Kim 9 1 Lee 2 8 Park 5 5 | first 8 2 second 9 0"
 BLOCKS = {"size": 12, "heads": 3, "feedforward": 7}
 PAIRS, TEXTS = ReverseData(kind="reverse"), DocumentData(kind="text", train=("x",))
 COLUMNS = ColumnsData(kind="columns", train=("x",))
@@ -20,6 +21,16 @@ LABELLED, QUESTIONS = LabelledData(kind="labelled", train=("x",)), SquadData(kin
 KINDS = {
     "rnn": (PAIRS, {"kind": "rnn", "size": 6, "embedding": 5}),
     "rnn without attention": (PAIRS, {"kind": "rnn", "size": 6, "embedding": 5, "attention": "none"}),
+    "rnn with segments": (PAIRS, {"kind": "rnn", "size": 6, "embedding": 5, "normalize": "segments"}),
+    "rnn with trees": (PAIRS, {"kind": "rnn", "size": 6, "embedding": 5, "encoder": "projective trees"}),
+    "transformer with segments": (
+        PAIRS,
+        {"kind": "transformer", "normalize": "segments", "encoder_layers": 2, "decoder_layers": 1, **BLOCKS},
+    ),
+    "transformer with trees": (
+        PAIRS,
+        {"kind": "transformer", "normalize": "nonprojective trees", "encoder_layers": 2, "decoder_layers": 1, **BLOCKS},
+    ),
     "transformer": (PAIRS, {"kind": "transformer", "encoder_layers": 2, "decoder_layers": 1, **BLOCKS}),
     "pointer-generator": (
         PAIRS,
@@ -28,6 +39,7 @@ KINDS = {
     "language model": (TEXTS, {"kind": "language model", "layers": 2, **BLOCKS}),
     "encoder": (LABELLED, {"kind": "encoder", "layers": 2, **BLOCKS}),
     "classifier": (LABELLED, {"kind": "classifier", "layers": 2, **BLOCKS}),
+    "classifier with matchings": (LABELLED, {"kind": "classifier", "layers": 2, "normalize": "matching", **BLOCKS}),
     "ensemble": (LABELLED, {"kind": "classifier", "layers": 1, "ensemble_size": 2, **BLOCKS}),
     "classifier by the mean": (LABELLED, {"kind": "classifier", "layers": 1, "pooling": "mean", **BLOCKS}),
     "reader of spans": (QUESTIONS, {"kind": "reader", "layers": 2, **BLOCKS}),
@@ -38,8 +50,16 @@ KINDS = {
     ),
     "tagger": (COLUMNS, {"kind": "tagger", "layers": 2, "encoder": "transformer", **BLOCKS}),
     "tagger over features": (COLUMNS, {"kind": "tagger", "structure": "memm"}),
+    "lineup": (LineupData(kind="lineup"), {"kind": "lineup", "skills": 2}),
 }
-LABELLED_KINDS = ("classifier", "ensemble", "classifier by the mean", "reader of words", "reader of sentences")
+LABELLED_KINDS = (
+    "classifier",
+    "classifier with matchings",
+    "ensemble",
+    "classifier by the mean",
+    "reader of words",
+    "reader of sentences",
+)
 
 
 def made(kind):
@@ -48,10 +68,11 @@ def made(kind):
     target = Tokenization(kind="label") if kind in LABELLED_KINDS else None
     if data is COLUMNS:
         target = Tokenization(kind="label", separator=" ")
-    config = Config(
-        data=data, model=model, text=TextConfig(source=Tokenization(kind="char"), target=target, max_length=30)
-    )
-    vocabularies = Vocabularies(LETTERS, LABELS if target else LETTERS)
+    words = kind == "lineup"
+    text = TextConfig(source=Tokenization(kind="word" if words else "char"), target=target, max_length=30)
+    config = Config(data=data, model=model, text=text)
+    read = Vocabulary.learn([GAME], text.source) if words else LETTERS
+    vocabularies = Vocabularies(read, LABELS if target else read)
     if data is COLUMNS:
         sentence = Example(Words(("abc", "de", "f")), "bad good bad", "x:1")
         vocabularies = find_task(config).learn_vocabularies(config, [sentence], [])
@@ -62,7 +83,8 @@ def made(kind):
 
 def a_source(task):
     """Something that a task can be asked, by the fields of its form."""
-    return task.make_source({field["name"]: "abc de" for field in task.form.fields})
+    text = GAME if task.settings.kind == "lineup" else "abc de"
+    return task.make_source({field["name"]: text for field in task.form.fields})
 
 
 def an_answer(task):

@@ -25,8 +25,10 @@ PARTS: list[tuple[str, str, list[type[Settings]]]] = [
         "`~` or an environment variable, such as `$REGARD_DATA`. A name that ends in `.gz` is gzipped.",
         [
             *(data.FileData, data.ParallelData, data.Sides, data.ListedData, data.TableData, data.JsonData),
-            *(data.LabelledData, data.StoryData, data.SquadData, data.ColumnsData, data.ConlluData, data.DocumentData),
-            *(data.GeneratedData, data.ReverseData, data.NumbersData, data.DatesData),
+            *(data.LabelledData, data.StoryData, data.SquadData, data.ColumnsData, data.ConlluData),
+            data.DocumentData,
+            *(data.GeneratedData, data.ReverseData, data.NumbersData, data.DatesData, data.TransduceData),
+            data.LineupData,
         ],
     ),
     ("`[text]`: text and tokens", "", [text.TextConfig, text.Tokenization]),
@@ -36,7 +38,7 @@ PARTS: list[tuple[str, str, list[type[Settings]]]] = [
         [
             *(model.Seq2SeqConfig, model.RNNConfig, model.BlockConfig, model.TransformerConfig),
             *(model.LanguageModelConfig, model.EncoderConfig, model.ClassifierConfig, model.ReaderConfig),
-            model.TaggerConfig,
+            *(model.TaggerConfig, model.LineupConfig),
         ],
     ),
     ("`[train]`: learning", "", [run.TrainConfig]),

@@ -64,7 +64,10 @@ def test_a_kind_that_was_registered_is_accepted(read, toy):
         ("model.widht=3", "unknown setting model.widht. Did you mean model.width?"),
         ("model.width=0", "setting model.width is 0: input should be greater than or equal to 1."),
         ("train.steps=6", "model.width is more than train.steps."),
-        ("model.kind=tyo", "'language model', 'encoder', 'classifier', 'reader', 'tagger', 'toy', 'toy too'."),
+        (
+            "model.kind=tyo",
+            "'language model', 'encoder', 'classifier', 'reader', 'tagger', 'lineup', 'toy', 'toy too'.",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_kind_that_was_registered_is_said(read, toy, change, message):
@@ -82,5 +85,7 @@ def test_the_kinds_of_recipes_stay(name, toy):
 
 def test_a_kind_that_was_not_registered_is_refused(read):
     assert "toy" not in MODELS
-    with pytest.raises(ConfigError, match=r"model\.kind is 'toy', expected one of .*'reader', 'tagger'\.$"):
+    with pytest.raises(
+        ConfigError, match=r"model\.kind is 'toy', expected one of .*'classifier', 'reader', 'tagger', 'lineup'\.$"
+    ):
         read(TEXT)

@@ -17,7 +17,7 @@ from regard.training.prepare import check_metrics
 
 REVERSE = '[data]\nkind = "reverse"\n[model]\nkind = "transformer"\n'
 TABLE = '[data]\nkind = "tsv"\ntrain = ["a.tsv"]\n[model]\nkind = "rnn"\n'
-MODELS = "'rnn', 'transformer', 'language model', 'encoder', 'classifier', 'reader', 'tagger'"
+MODELS = "'rnn', 'transformer', 'language model', 'encoder', 'classifier', 'reader', 'tagger', 'lineup'"
 PARALLEL = '[data]\nkind = "parallel"\ntrain = {source = ["a"], target = ["b"]}\n[model]\nkind = "rnn"\n'
 
 
@@ -152,7 +152,7 @@ def test_wrong_setting_is_named(read, text, change, message):
 
 def test_wrong_kind_lists_the_choices(read):
     files = "'parallel', 'tsv', 'csv', 'jsonl', 'labelled', 'babi', 'squad', 'columns', 'conllu', 'text'"
-    choices = f"{files}, 'reverse', 'numbers', 'dates'"
+    choices = f"{files}, 'reverse', 'numbers', 'dates', 'transduce', 'lineup'"
     assert (
         refusal(read, REVERSE, "data.kind=xml")
         == f"given.toml with --set: data.kind is 'xml', expected one of {choices}."

@@ -1,6 +1,9 @@
 """Made data: three splits that share nothing, one answer to every source, the same on every machine."""
 
 import datetime
+import itertools
+import math
+import operator
 import re
 from collections import Counter
 
@@ -8,7 +11,7 @@ import pytest
 from num2words import CONVERTER_CLASSES, num2words
 from pydantic import ValidationError
 
-from regard.config.data import DatesData, NumbersData, ReverseData
+from regard.config.data import DatesData, LineupData, NumbersData, ReverseData, TransduceData
 from regard.config.run import Config
 from regard.data.examples import Dropped, Ledger
 from regard.data.splits import read_splits
@@ -18,7 +21,11 @@ from regard.training.prepare import read_examples
 REVERSE = ReverseData(kind="reverse", examples=300, valid=20, test=50)
 NUMBERS = NumbersData(kind="numbers", examples=300, valid=50, test=200)
 DATES = DatesData(kind="dates", examples=2000, valid=100, test=300)
-TASKS = pytest.mark.parametrize("settings", [REVERSE, NUMBERS, DATES], ids=lambda settings: settings.kind)
+TRANSDUCE = TransduceData(kind="transduce", examples=300, valid=30, test=100)
+LINEUP = LineupData(kind="lineup", examples=100, valid=20, test=50, positions=5)
+TASKS = pytest.mark.parametrize(
+    "settings", [REVERSE, NUMBERS, DATES, TRANSDUCE, LINEUP], ids=lambda settings: settings.kind
+)
 
 
 def generate(settings, seed):
@@ -43,7 +50,8 @@ def test_splits_share_no_source(settings, seed):
     for name, ledger in splits.ledgers.items():
         assert ledger.read == ledger.kept == len(getattr(splits, name))
         assert not ledger.dropped
-    assert [splits.train[0].where, splits.test[-1].where] == ["train:1", f"test:{settings.test}"]
+    last = "test depth 6" if settings.kind == "transduce" else "test"
+    assert [splits.train[0].where, splits.test[-1].where] == ["train:1", f"{last}:{settings.test}"]
 
 
 @TASKS
@@ -202,3 +210,67 @@ def test_more_dates_than_there_are_is_refused():
 def test_no_dates_at_all_are_refused(wrong):
     with pytest.raises(ValidationError):
         DatesData(kind="dates", examples=5, valid=2, test=3, **wrong)
+
+
+# --- arithmetic ------------------------------------------------------------------------------------------------------
+
+
+def compute_prefix(words):
+    """The value of a prefix expression, and how deep its brackets are; the words are taken from the front."""
+    word = words.pop(0)
+    if word != "(":
+        return int(word), 0
+    sign, parts = words.pop(0), []
+    while words[0] != ")":
+        parts.append(compute_prefix(words))
+    words.pop(0)
+    values = [value for value, _ in parts]
+    return (sum(values) if sign == "+" else math.prod(values)), 1 + max(depth for _, depth in parts)
+
+
+def test_prefix_and_infix_say_the_same():
+    splits = generate(TRANSDUCE, 3)
+    for part, depths in ((splits.train, {2, 3, 4}), (splits.valid, {2, 3, 4}), (splits.test, {2, 3, 4, 5, 6})):
+        found = Counter()
+        for example in part:
+            words = example.source.split()
+            value, depth = compute_prefix(words)
+            assert not words
+            assert eval(example.target) == value  # our own arithmetic
+            found[depth] += 1
+            if part is splits.test:
+                assert example.where.startswith(f"test depth {depth}:")
+        assert set(found) == depths
+        assert max(found.values()) - min(found.values()) <= 1
+
+
+def test_too_many_expressions_are_refused():
+    few = TRANSDUCE.model_copy(update={"largest": 1, "operands": 2, "shallowest": 1, "deepest": 1, "test_deepest": 1})
+    assert "different expressions of depth 1" in refusal(few)
+
+
+# --- line-ups --------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_up_is_the_best_of_every_assignment_and_nobody_chooses_alone():
+    for example in generate(LINEUP, 4).test:
+        sides = [side.split() for side in example.source.split(" | ")]
+        names, places = ([side[at] for at in range(0, len(side), 5)] for side in sides)
+        skills, wishes = (
+            [[int(number) - 4.5 for number in side[at + 1 : at + 5]] for at in range(0, len(side), 5)] for side in sides
+        )
+        fits = [
+            [sum(map(operator.mul, wish, skill)) / math.hypot(*wish) / math.hypot(*skill) for skill in skills]
+            for wish in wishes
+        ]
+        assert LINEUP.fewest <= len(places) <= LINEUP.positions
+        assert 0 <= len(names) - len(places) <= LINEUP.bench
+
+        def total(order, fits=fits):
+            return sum(fits[place][player] for place, player in enumerate(order))
+
+        best = max(itertools.permutations(range(len(names)), len(places)), key=total)
+        chosen = [names.index(name) for name in example.target.split()]
+        assert total(chosen) == pytest.approx(total(best), abs=1e-12)
+        favourites = [max(range(len(names)), key=row.__getitem__) for row in fits]
+        assert len({*favourites}) < len(places)

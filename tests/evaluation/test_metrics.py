@@ -66,7 +66,14 @@ def test_token_accuracy_by_the_best_reference():
     assert score("accuracy", [""], [["a"]]) == 0
 
 
-@pytest.mark.parametrize("metric", ["exact", "error", "wer", "cer", "per", "accuracy"])
+def test_tokens_before_the_first_error():
+    assert score("prefix", ["a b x d"], [["a b c d"]]) == 50
+    assert score("prefix", ["a b c d e"], [["a b c d"]]) == 100  # what follows is behind the last
+    assert score("prefix", ["x b c d", "a"], [["a b c d"], ["b", "a c"]]) == 25  # the mean, by the best reference
+    assert score("prefix", ["", "a"], [[""], [""]]) == 50
+
+
+@pytest.mark.parametrize("metric", ["exact", "prefix", "error", "wer", "cer", "per", "accuracy"])
 def test_of_nothing_no_metric_is_a_number(metric):
     assert math.isnan(score(metric, [], []))
 

@@ -30,7 +30,7 @@ from regard.errors import InputError
 from regard.evaluation.fit import fit
 from regard.explain.attention_maps import Map, make_page, name_function
 from regard.explain.look import Look, agree, look
-from regard.explain.plots import FONTS, draw_map, find_fonts, save_map, split_letters, wrap_title
+from regard.explain.plots import FONTS, draw_arcs, draw_map, find_fonts, place_arcs, save_map, split_letters, wrap_title
 from regard.inference.predictor import Predictor
 from regard.nn.attention import CROSS, Additive, Attention
 from regard.tasks import make_task
@@ -389,7 +389,7 @@ def test_word_alignment_by_hand():
     spans = {"key": [(0, 2), (2, 4), (4, 6), (6, 6)], "query": [(0, 2), (2, 5), (5, 5)]}
     vars(found)["tokens"] = {axis: [Piece("", *span) for span in parts] for axis, parts in spans.items()}
     weights = torch.tensor([[[0.4, 0.3, 0.3, 0.0], [0.35, 0.2, 0.1, 0.35], [0.0, 0.0, 0.0, 1.0]]])
-    attention = SimpleNamespace(kind="cross", layer=0, axes=CROSS, heads=1)
+    attention = SimpleNamespace(kind="cross", layer=0, axes=CROSS, heads=1, is_self=False)
     vars(found)["structures"] = {}
     vars(found)["uses"] = {"decoder.attention": SimpleNamespace(attention=attention, weights=lambda heads: weights)}
     assert found.align_words() == [(0, 1), (1, 0)]
@@ -478,3 +478,40 @@ def test_a_drawing_that_is_too_wide_comes_in_parts():
 
 
 BYTES = Vocabulary.learn(["abc"], regard.read("reverse").text.source.model_copy(update={"kind": "byte"}))
+
+
+# --- soft parents ----------------------------------------------------------------------------------------------------
+
+
+def test_arcs_in_the_terminal_by_hand():
+    parents = torch.nn.functional.one_hot(torch.tensor([1, 1, 3, 1]), 4).double()
+    assert draw_arcs(parents, ["a", "b", "c", "d"]).plain.splitlines() == [
+        "      ╭──────╮",
+        " ╭──╮ │  ╭──╮│",
+        " ▼  │*│  ▼  │▼",
+        "a   b   c   d",
+    ]
+    assert "wider than the terminal" in draw_arcs(parents, ["a", "b", "c", "d"], most=10).plain
+
+
+def test_short_arcs_are_low_and_none_of_one_height_overlap():
+    assert place_arcs([1, 1, 3, 1]) == [1, 0, 1, 2]
+    parents = [4, 0, 1, 4, 4, 0, 9, 8, 6, 9]
+    heights = place_arcs(parents)
+    arcs = [(*sorted(pair), height) for *pair, height in zip(range(10), parents, heights, strict=True) if height]
+    for (low, high, height), (first, last, other) in itertools.combinations(arcs, 2):
+        assert height != other or high <= first or last <= low
+
+
+@pytest.mark.parametrize("kind", ["rnn with trees", "transformer with trees"])
+def test_a_picture_of_trees_has_arcs(kind, tmp_path):
+    found = look(Predictor(*made(kind)), "abcab", target="bc")
+    trees = [one.name for one in found.maps if one.kind == "tree"]
+    others = [one.name for one in found.maps if one.kind == "cross"]
+    assert [found.is_tree(name) for name in (*trees, *others)] == [True] * len(trees) + [False] * len(others)
+    sizes = []
+    for name in (trees[0], others[0]):
+        found.save(tmp_path / "map.svg", name)
+        sizes.append((tmp_path / "map.svg").read_text().count("<path"))
+    assert sizes[0] > sizes[1]
+    assert found.find_map() == others[-1]

@@ -261,6 +261,8 @@ REFUSED = {
     "post-norm in a model of kind language model": {"kind": "language model", "norm": "post"},
     "a decoder with alibi positions": {"kind": "language model", "positions": "alibi"},
     "fewer heads of keys": {"kind": "language model", "positions": "rotary", "kv_heads": 2},
+    "not softmax's .model.normalize matching": {"kind": "transformer", "normalize": "matching"},
+    "not softmax's .model.normalize segments": {"kind": "language model", "normalize": "segments"},
     "pre-norm in a model of kind encoder": {"kind": "encoder"},
     "an encoder with learned positions, embedding_norm False": {
         "kind": "encoder", "norm": "post", "positions": "learned"

@@ -553,6 +553,7 @@ def test_what_cannot_be_exported_says_why(tmp_path, tiny_run, runs):
     cases = {
         "copies from the source": drawn(tmp_path / "copy", "transformer", "model.pointer_generator=true"),
         "encoders there do not have": drawn(tmp_path / "linear", "transformer", "model.positions=alibi"),
+        "weights are not softmax's": drawn(tmp_path / "trees", "transformer", "model.normalize=projective trees"),
         "it is recurrent": tiny_run,
     }
     for number, (words, run) in enumerate(cases.items()):

@@ -7,13 +7,14 @@ from oracles import exact as exact
 from pydantic import ValidationError
 from torch.testing import assert_close
 
+from regard.attention.normalizers import NORMALIZERS
 from regard.config.model import RNNConfig
-from regard.nn.recurrent import NETWORKS, RecurrentDecoder, RecurrentEncoder
+from regard.nn.recurrent import NETWORKS, RecurrentDecoder, RecurrentEncoder, WordEncoder
 
 pytestmark = pytest.mark.usefixtures("exact")
 
 CELLS = ["rnn", "gru", "lstm"]
-ATTENTIONS = ["none", "dot", "scaled dot", "general", "additive"]
+ATTENTIONS = ["none", "dot", "scaled dot", "cosine", "general", "additive"]
 LENGTHS = torch.tensor([3, 7, 1])
 
 
@@ -25,6 +26,43 @@ def sources(decoder, sentences=3):
     """What a decoder looks at, and its first state."""
     layers = len(decoder.cells)
     return decoder.begin(torch.randn(sentences, 7, 6), torch.randn(sentences, layers, 6), LENGTHS[:sentences])
+
+
+# --- words and their soft parents ------------------------------------------------------------------------------------
+
+PARENTS = ["softmax", "projective trees", "nonprojective trees"]
+
+
+@pytest.mark.parametrize("kind", PARENTS)
+def test_a_word_is_its_embedding_and_those_it_attends_to(kind):
+    encoder = shaken(WordEncoder(settings(encoder=kind, cell="lstm")))
+    x = torch.randn(3, 7, 5)
+    found, mean = encoder(x, LENGTHS)
+    for row, length in enumerate(LENGTHS.tolist()):
+        words = x[row : row + 1, :length]
+        states, _ = encoder.states(words, LENGTHS[row : row + 1])
+        keys = encoder.attention.projection.key(states)
+        scores = encoder.attention.projection.query(states) @ keys.mT / 6**0.5
+        weights = NORMALIZERS[kind](scores[:, None], None)[:, 0]
+        wanted = torch.tanh(encoder.join(torch.cat([words, weights @ words], dim=-1)))[0]
+        assert_close(found[row, :length], wanted, **EXACT)
+        assert_close(mean[row, 0], wanted.mean(0), **EXACT)
+        assert not found[row, length:].any()
+
+
+def test_words_alone_know_nothing_of_each_other():
+    encoder = shaken(WordEncoder(settings(encoder="words")))
+    x = torch.randn(3, 7, 5)
+    found, _ = encoder(x, torch.tensor([7, 7, 7]))
+    assert_close(encoder(x.flip(1), torch.tensor([7, 7, 7]))[0], found.flip(1), **EXACT)
+
+
+@pytest.mark.parametrize("normalize", ["projective trees", "matching"])
+def test_a_decoder_has_one_query_at_a_time(normalize):
+    with pytest.raises(ValidationError, match="weighs all queries of a text together, and a decoder has one at a time"):
+        settings(normalize=normalize)
+    with pytest.raises(ValidationError, match="'segments' needs scores"):
+        settings(normalize="segments", attention="none")
 
 
 # --- the encoder -----------------------------------------------------------------------------------------------------

@@ -4,11 +4,12 @@ import pytest
 import torch
 from oracles import EXACT, assert_half_dropped, rival, shaken, three_maps
 from oracles import exact as exact
+from pydantic import ValidationError
 from torch import nn
 from torch.testing import assert_close
 
 from regard.attention.masks import causal, padding
-from regard.config.model import TransformerConfig
+from regard.config.model import WHOLE, LanguageModelConfig, TransformerConfig
 from regard.nn.attention import CROSS, SOURCE, TARGET
 from regard.nn.kv_cache import KVCache
 from regard.nn.transformer import Block, Decoder, EncodedSource, Encoder, FeedForward, Residual
@@ -273,3 +274,44 @@ def test_the_whole_model_is_marian(activation, name):
     wanted = same_weights(theirs, ours)(source * mask, mask.long(), decoder_input_ids=target).logits
     hidden, _ = ours.decode(target, ours.encode(source * mask, lengths))
     assert_close(ours.output(hidden), wanted, rtol=0, atol=1e-5)
+
+
+# --- structure -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalize", WHOLE)
+def test_structures_are_of_the_encoder_alone(normalize):
+    config = settings(normalize=normalize)
+    encoder, decoder = Encoder(config, 1, 20), Decoder(config, 1, 20, cross=True)
+    assert encoder.blocks[0].self_attention.kind == ("matching" if normalize == "matching" else "tree")
+    assert [decoder.blocks[0].self_attention.kind, decoder.blocks[0].cross_attention.kind] == ["self", "cross"]
+
+
+@pytest.mark.parametrize("normalize", [*WHOLE, "segments"])
+def test_padding_is_no_part_of_a_structure(normalize):
+    encoder = shaken(Encoder(settings(dropout=0, normalize=normalize), 2, 20))
+    x, lengths = torch.randn(3, 6, 12), torch.tensor([4, 6, 1])
+    found = encoder(x, padding(lengths, 6))
+    for row, length in enumerate(lengths.tolist()):
+        alone = encoder(x[row : row + 1, :length], None)
+        assert_close(found[row : row + 1, :length], alone, rtol=0, atol=1e-6)
+
+
+def test_segments_in_a_decoder_step_by_step():
+    """Every row is a chain by itself, so a cache serves it."""
+    decoder = shaken(Decoder(settings(dropout=0, normalize="segments"), 2, 20, cross=True))
+    assert {block.self_attention.kind for block in decoder.blocks} == {"chain"}
+    source = EncodedSource(torch.randn(2, 5, 12), padding(torch.tensor([5, 3]), 5))
+    x = torch.randn(2, 4, 12)
+    wanted, _ = decoder(x, source)
+    cache, steps = None, []
+    for piece in x.unbind(1):
+        step, cache = decoder(piece[:, None], source, cache)
+        steps.append(step)
+    assert_close(torch.cat(steps, dim=1), wanted, **EXACT)
+
+
+@pytest.mark.parametrize("normalize", WHOLE)
+def test_a_language_model_cannot_see_a_whole_structure(normalize):
+    with pytest.raises(ValidationError, match=r"weighs all tokens of a text together.*causal"):
+        LanguageModelConfig(kind="language model", normalize=normalize)

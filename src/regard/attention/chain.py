@@ -4,9 +4,9 @@ CRF, HMM and MEMM are this chain with other scores, and one dynamic program answ
 backward over scaled probabilities, one matrix product a step, in float64. The gradient of the log-partition is the
 marginals, so no graph of the steps is kept.
 
-Scores are `unary` (batch, n, tags) and `transitions` from the row's tag to the column's: (tags, tags), the same at every
-step, or (batch, n - 1, tags, tags). `lengths` (batch,) says how many of the n positions are real; none is allowed.
-Minus infinity forbids.
+Scores are `unary` (batch, n, tags) and `transitions` from the row's tag to the column's: (tags, tags), the same at
+every step, or (batch, n - 1, tags, tags). `lengths` (batch,) says how many of the n positions are real; none is
+allowed. Minus infinity forbids.
 """
 
 from typing import Any, NamedTuple
@@ -125,8 +125,8 @@ class LogPartition(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        *parts, messages, sums = ctx.saved_tensors
-        chain = Scaled(*parts, ctx.reach)
+        own, moves, factor, order, messages, sums = ctx.saved_tensors
+        chain = Scaled(own, moves, factor, order, ctx.reach)
         behind, seen = backward(chain, sums)
         weights = gradient.double()[chain.order]
         real = torch.arange(len(chain.reach), device=gradient.device)[:, None] < count_positions(chain)
@@ -187,7 +187,8 @@ def marginals(unary: Tensor, transitions: Tensor, lengths: Tensor) -> Marginals:
         total = log_partition(own, pairs, lengths)
         tags, moves = torch.autograd.grad(total.sum(), (own, pairs))
     total, tags, moves = total.detach(), tags.nan_to_num(0.0), moves.nan_to_num(0.0)
-    expected = (tags * own.detach().clamp(min=-1e30)).sum((1, 2)) + (moves * pairs.detach().clamp(min=-1e30)).sum((1, 2, 3))
+    expected = (tags * own.detach().clamp(min=-1e30)).sum((1, 2))
+    expected += (moves * pairs.detach().clamp(min=-1e30)).sum((1, 2, 3))
     kind = unary.dtype
     return Marginals(total.to(kind), tags.to(kind), moves.sum(1).to(kind), (total - expected).to(kind))
 
@@ -198,7 +199,9 @@ def best_paths(unary: Tensor, transitions: Tensor, lengths: Tensor, count: int =
     batch, n, tags = unary.shape
     scores = unary.new_full((batch, count, tags), -torch.inf)
     if not n:
-        return unary.new_zeros(batch, count, 0, dtype=torch.long), torch.cat([scores[:, :1, 0] * 0 + 0, scores[:, 1:, 0]], 1)
+        alone = unary.new_full((batch, count), -torch.inf)  # the empty tagging
+        alone[:, 0] = 0.0
+        return unary.new_zeros(batch, count, 0, dtype=torch.long), alone
     scores[:, 0] = unary[:, 0]
     pointers = []
     for t in range(1, n):
@@ -220,9 +223,7 @@ def best_paths(unary: Tensor, transitions: Tensor, lengths: Tensor, count: int =
     return paths, torch.where(empty, torch.where(first, 0.0, -torch.inf), total)
 
 
-def sample(
-    unary: Tensor, transitions: Tensor, lengths: Tensor, generator: torch.Generator | None = None
-) -> Tensor:
+def sample(unary: Tensor, transitions: Tensor, lengths: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """One tagging (batch, n) of each chain, drawn from its distribution; zeros stand at padding."""
     chain = scale(unary, transitions, lengths)
     messages, _ = forward(chain)

@@ -1,7 +1,7 @@
 """Scores: how well a key answers a query. (.., query, size), (.., key, size) -> (.., query, key).
 
 Project first, score after: then dot and additive are the only primitives; Luong's general score is a dot product with
-projected keys. The additive score has weights, so it is in `nn/attention.py`.
+projected keys. The additive score and the cosine have weights, so they are in `nn/attention.py`.
 """
 
 import math

@@ -1,16 +1,18 @@
 """Dependency trees: distributions over the trees of a sentence, p(tree) ~ exp(sum of the scores of its arcs).
 
-Arc scores are (batch, word, head): how well a head fits a word; the diagonal says how well the word fits as the root, of
-which a tree has one. `lengths` (batch,) says how many words are real. Projective trees, whose arcs do not cross, are
+Arc scores are (batch, word, head): how well a head fits a word; the diagonal says how well the word fits as the root,
+of which a tree has one. `lengths` (batch,) says how many words are real. Projective trees, whose arcs do not cross, are
 added up by Eisner's algorithm; all trees by the matrix-tree theorem (Koo 2007). The marginals, how likely each head of
 each word is, are soft parents (Kim 2017): rows that sum to 1.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 Reduce = Callable[[Tensor], Tensor]
 """Alternatives (.., n) -> one (..): their log-sum-exp, or the greatest."""
@@ -44,7 +46,7 @@ def eisner(scores: Tensor, lengths: Tensor, reduce: Reduce = add_up) -> Tensor:
     """
     batch, n, _ = scores.shape
     single = scores.new_zeros(batch, n, 1)
-    right_from, right_to, left_from, left_to = single, single, single, single  # complete; the head is at the left, right
+    right_from, right_to, left_from, left_to = single, single, single, single  # complete; headed at the left, right
     open_right, open_left = single[..., :0], single[..., :0]
     rights, lefts = [single[..., 0]], [single[:, 0]]
     for width in range(1, n):
@@ -70,8 +72,8 @@ def projective_marginals(scores: Tensor, lengths: Tensor) -> Tensor:
     again = torch.is_grad_enabled() and scores.requires_grad
     with torch.inference_mode(False), torch.enable_grad():
         arcs = scores if again else scores.detach().clone().requires_grad_()
-        total = eisner(arcs, lengths).sum()
-        (found,) = torch.autograd.grad(total, arcs, create_graph=again)
+        total = eisner(arcs, lengths.clone()).sum()
+        found: Tensor = torch.autograd.grad(total, arcs, create_graph=again)[0]
     return found
 
 
@@ -79,46 +81,71 @@ def best_projective(scores: Tensor, lengths: Tensor) -> Tensor:
     """The head (batch, word) of each word in the best projective tree; a word that is its own head is the root."""
     with torch.inference_mode(False), torch.enable_grad():
         arcs = scores.detach().clone().requires_grad_()
-        (found,) = torch.autograd.grad(eisner(arcs, lengths, take_best).sum(), arcs)
+        found: Tensor = torch.autograd.grad(eisner(arcs, lengths.clone(), take_best).sum(), arcs)[0]
     return found.argmax(-1)
 
 
 # All trees
 
 
-def laplacian(scores: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Koo's matrix (batch, word, head), whose determinant is the sum over all trees; the weights (batch, word, head)
-    that it is made of; and the logarithm (batch,) of what they were divided by. In float64, and every word's weights sum
-    to 1, so that no scale of the scores can make it singular."""
-    n = scores.shape[-1]
+def normalize_arcs(scores: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Every word's weights of its heads (batch, word, head), which sum to 1, so that no scale of the scores can make a
+    Laplacian singular; and which arcs are real."""
     arcs = real_arcs(scores, lengths)
-    masked = scores.double().masked_fill(~arcs, torch.finfo(torch.float64).min)
-    tops = masked.logsumexp(-1, keepdim=True)
-    weights = (masked - tops).exp() * arcs
-    root = torch.eye(n, dtype=torch.bool, device=scores.device)
-    others = weights.masked_fill(root, 0.0)
-    missing = root & ~arcs
-    matrix = torch.diag_embed(others.sum(-1)) - others + missing
-    first = weights.diagonal(0, 1, 2) + missing.diagonal(0, 1, 2) * (torch.arange(n, device=scores.device) == 0)
-    matrix = torch.cat([first[..., None], matrix[..., 1:]], dim=-1)
-    return matrix, weights, (tops[..., 0] * arcs.diagonal(0, 1, 2)).sum(-1)
+    return scores.double().masked_fill(~arcs, torch.finfo(torch.float64).min).softmax(-1) * arcs, arcs
+
+
+def laplacian(weights: Tensor) -> Tensor:
+    """Koo's matrix (batch, word, head) of the weights of arcs and, on their diagonal, of roots; without padding, its
+    determinant is the sum over all trees. It is linear in the weights."""
+    others = weights.clone()
+    others.diagonal(0, 1, 2).zero_()  # a difference of sums would lose what is small beside the root
+    matrix = others.neg()
+    matrix.diagonal(0, 1, 2).copy_(others.sum(-1))
+    matrix[..., 0] = weights.diagonal(0, 1, 2)
+    return matrix
 
 
 def matrix_tree(scores: Tensor, lengths: Tensor) -> Tensor:
     """The log-partition (batch,) of all trees."""
-    matrix, _, taken = laplacian(scores, lengths)
-    return (torch.linalg.slogdet(matrix).logabsdet + taken).to(scores.dtype)
+    weights, arcs = normalize_arcs(scores, lengths)
+    tops = scores.double().masked_fill(~arcs, torch.finfo(torch.float64).min).logsumexp(-1)
+    real = arcs.diagonal(0, 1, 2)
+    total: Tensor = torch.linalg.slogdet(laplacian(weights) + torch.diag_embed((~real).double())).logabsdet
+    return (total + (tops * real).sum(-1)).to(scores.dtype)
+
+
+def weigh_arcs(weights: Tensor, inverse: Tensor) -> Tensor:
+    """The marginals (batch, word, head) of weights, with the inverse of their Laplacian. It is linear in both."""
+    later = torch.arange(weights.shape[-1], device=weights.device) > 0
+    arcs = weights * ((inverse.diagonal(0, 1, 2) * later)[..., None] - inverse.mT * later)
+    return torch.diagonal_scatter(arcs, weights.diagonal(0, 1, 2) * inverse[:, 0], 0, 1, 2)
+
+
+class TreeMarginals(torch.autograd.Function):
+    """Marginals of all trees. They are the gradient of the log-partition, so their own derivative is symmetric: the
+    gradient is how they change if the scores move along it."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, lengths: Tensor) -> Tensor:
+        weights, arcs = normalize_arcs(scores, lengths)
+        inverse = torch.linalg.inv(laplacian(weights) + torch.diag_embed((~arcs.diagonal(0, 1, 2)).double()))
+        ctx.save_for_backward(weights, inverse)
+        return weigh_arcs(weights, inverse).to(scores.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        weights, inverse = ctx.saved_tensors
+        moved = weights * gradient
+        turned = inverse @ laplacian(moved) @ inverse
+        return (weigh_arcs(moved, inverse) - weigh_arcs(weights, turned)).to(gradient.dtype), None
 
 
 def tree_marginals(scores: Tensor, lengths: Tensor) -> Tensor:
     """How likely each head of each word is (batch, word, head), over all trees; zeros at padding."""
-    matrix, weights, _ = laplacian(scores, lengths)
-    inverse = torch.linalg.inv(matrix)
-    later = torch.arange(scores.shape[-1], device=scores.device) > 0
-    own = inverse.diagonal(0, 1, 2)[..., None] * later[:, None]
-    arcs = weights * (own - inverse.mT * later)
-    roots = weights.diagonal(0, 1, 2) * inverse[:, 0]
-    return torch.diagonal_scatter(arcs, roots, 0, 1, 2).to(scores.dtype)
+    found: Tensor = TreeMarginals.apply(scores, lengths)  # type: ignore[no-untyped-call]
+    return found
 
 
 def best_tree(scores: Tensor, lengths: Tensor) -> Tensor:
@@ -127,11 +154,11 @@ def best_tree(scores: Tensor, lengths: Tensor) -> Tensor:
     for row, (arcs, count) in enumerate(zip(scores.detach().double().tolist(), lengths.tolist(), strict=True)):
         every = [score for line in arcs[:count] for score in line[:count]]
         apart = count * (max(every, default=0.0) - min(every, default=0.0) + 1.0)  # a second root would cost more
-        table = {
-            word: {(0 if head == word else head + 1): arcs[word][head] - apart * (head == word) for head in range(count)}
-            for word in range(count)
-        }
-        found = span({word + 1: choices for word, choices in table.items()})
+        table = {}
+        for word, line in enumerate(arcs[:count]):
+            others = {head + 1: score for head, score in enumerate(line[:count]) if head != word}
+            table[word + 1] = {0: line[word] - apart} | others
+        found = span(table)
         for word in range(count):
             heads[row, word] = found[word + 1] - 1 if found[word + 1] else word
     return heads.to(scores.device)

@@ -31,7 +31,7 @@ from regard.evaluation.evaluate import evaluate
 from regard.evaluation.fit import fit
 from regard.explain import vectors
 from regard.explain.look import Look, agree, look
-from regard.explain.plots import draw_map, tabulate_calculation, tabulate_heads
+from regard.explain.plots import draw_arcs, draw_map, tabulate_calculation, tabulate_heads
 from regard.inference.predictor import Predictor
 from regard.tasks.task import Answer
 from regard.training.checkpoint import write_file
@@ -182,6 +182,8 @@ def show_maps(found: Look, name: str | None, head: int | None, token: int | None
     else:
         weights, rows, columns = found.label(name, head)
         say(f"{found.title(name, head)}; █ is {float(weights.max()):.2f}")
+        if found.is_tree(name):
+            out.print(draw_arcs(weights, columns, most=out.width))
         out.print(draw_map(weights, rows, columns, most=out.width))
 
 

@@ -209,7 +209,55 @@ class DatesData(GeneratedData):
         return self
 
 
+class TransduceData(GeneratedData):
+    """Arithmetic, from prefix to infix: ( * ( + 15 7 ) 3 ) -> ( 15 + 7 ) * 3 (Kim 2017). Test expressions are also
+    deeper than those of training, as many of each depth."""
+
+    kind: Literal["transduce"]
+    shallowest: Count = 2
+    """Brackets within each other at least."""
+    deepest: Count = 4
+    """Brackets within each other at most, in training and validation."""
+    test_deepest: Count = 6
+    """The same in the test."""
+    operands: Annotated[int, Field(ge=2)] = 4
+    """Expressions in one bracket at most; there are two at least."""
+    largest: Annotated[int, Field(ge=1)] = 20
+    """Numbers are 0 to this."""
+    nested: Share = 0.2
+    """How likely an expression in a bracket is itself a bracket, where the depth does not ask for one."""
+
+    @model_validator(mode="after")
+    def shallowest_is_not_deeper(self) -> "TransduceData":
+        if not self.shallowest <= self.deepest <= self.test_deepest:
+            depths = f"shallowest {self.shallowest}, deepest {self.deepest}, test_deepest {self.test_deepest}"
+            raise ValueError(f"{depths}: none may be more than the next")
+        return self
+
+
+class LineupData(GeneratedData):
+    """The line-up game: players with their skills, positions with the skills they wish for -> who stands where, as the
+    assignment with the greatest sum of cosines has it. Two positions at least like the same player best."""
+
+    kind: Literal["lineup"]
+    fewest: Annotated[int, Field(ge=2)] = 4
+    """Positions at least."""
+    positions: Annotated[int, Field(ge=2, le=9)] = 9
+    """Positions at most."""
+    bench: Annotated[int, Field(ge=0, le=8)] = 2
+    """Players more than positions, at most."""
+    skills: Annotated[int, Field(ge=2)] = 4
+    """Numbers from 0 to 9 that a player has, and a position wishes for; 4 and 5 are average."""
+
+    @model_validator(mode="after")
+    def fewest_is_not_more(self) -> "LineupData":
+        if self.fewest > self.positions:
+            raise ValueError(f"fewest {self.fewest} is more than positions {self.positions}")
+        return self
+
+
 Files = (
     ParallelData | TableData | JsonData | LabelledData | StoryData | SquadData | ColumnsData | ConlluData | DocumentData
 )
-Data = Annotated[Files | ReverseData | NumbersData | DatesData, Field(discriminator="kind")]
+Generated = ReverseData | NumbersData | DatesData | TransduceData | LineupData
+Data = Annotated[Files | Generated, Field(discriminator="kind")]

@@ -50,6 +50,10 @@ class Seq2SeqConfig(ModelConfig):
     """Do not train an embedding that was loaded, or counted from text.raw; its random rows stay as they are, too."""
 
 
+WHOLE = ("projective trees", "nonprojective trees", "matching")
+"""Values of `normalize` that are structures over all queries of a text, not of each by itself."""
+
+
 class RNNConfig(Seq2SeqConfig):
     """Recurrent encoder and decoder, with attention unless that is "none"."""
 
@@ -64,8 +68,29 @@ class RNNConfig(Seq2SeqConfig):
     """Recurrent layers of the encoder, and of the decoder."""
     bidirectional: bool = True
     """Whether the encoder reads from both ends."""
-    attention: Literal["none", "dot", "scaled dot", "general", "additive"] = "additive"
-    """The attention score: Bahdanau's is additive, Luong's are dot and general."""
+    attention: Literal["none", "dot", "scaled dot", "cosine", "general", "additive"] = "additive"
+    """The attention score: Bahdanau's is additive, Luong's are dot and general; cosine has a learned temperature."""
+    normalize: Literal["softmax", "segments"] = "softmax"
+    """How scores become weights: softmax, or segments (marginals of a two-state chain over the source, Kim 2017)."""
+    encoder: Literal["recurrent", "words", "softmax", "projective trees", "nonprojective trees"] = "recurrent"
+    """What the decoder sees of a word: a recurrent state; its embedding alone (words); or its embedding and those that
+    it attends to among all words, by scores of recurrent states, with these weights (soft parents, Kim 2017)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def one_query_at_a_time(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("normalize") in WHOLE:
+            raise ValueError(
+                f"normalize {given['normalize']!r} weighs all queries of a text together, and a decoder has one at a "
+                'time; trees are for its encoder, as in encoder = "projective trees"'
+            )
+        return given
+
+    @model_validator(mode="after")
+    def segments_need_scores(self) -> "RNNConfig":
+        if self.normalize != "softmax" and self.attention == "none":
+            raise ValueError(f'normalize {self.normalize!r} needs scores, and attention is "none"')
+        return self
 
     @model_validator(mode="after")
     def directions_divide_size(self) -> "RNNConfig":
@@ -102,6 +127,9 @@ class BlockConfig(ModelConfig):
     """Base of the rotary frequencies (rope_theta)."""
     bias: bool = True
     """Whether the linear layers of blocks have a bias, and the output layer of a language model learns one."""
+    normalize: Literal["softmax", "segments", "projective trees", "nonprojective trees", "matching"] = "softmax"
+    """How scores become weights: softmax; segments (marginals of a two-state chain over the keys); of an encoder's
+    self-attention, soft parents in trees, or a matching that gives every token its own (docs/structure.md)."""
     embedding_scale: bool = True
     """Multiply embeddings by the square root of the size."""
     embedding_norm: bool = False
@@ -152,6 +180,15 @@ class LanguageModelConfig(BlockConfig):
     """A text file of word vectors for the embedding."""
     freeze_vectors: bool = False
     """Do not train an embedding that was loaded or counted."""
+
+    @model_validator(mode="after")
+    def no_token_sees_the_whole_text(self) -> "LanguageModelConfig":
+        if self.normalize in WHOLE:
+            raise ValueError(
+                f"normalize {self.normalize!r} weighs all tokens of a text together, and a language model sees only "
+                "those that came before (it is causal)"
+            )
+        return self
 
 
 class EncoderConfig(BlockConfig):
@@ -215,6 +252,22 @@ class ReaderConfig(EncoderConfig):
             super().check(config)
 
 
+class LineupConfig(ModelConfig):
+    """The line-up game: every position looks at all players, by their numbers."""
+
+    kind: Literal["lineup"]
+    skills: Count = 4
+    """Numbers of every player and position."""
+    embedding: Count = 16
+    """Size of the embedding of a number."""
+    size: Count = 32
+    """Size of what players and positions are compared by."""
+    score: Literal["cosine", "scaled dot"] = "cosine"
+    """How well a player fits a position; the cosine has a learned temperature."""
+    normalize: Literal["softmax", "matching"] = "matching"
+    """softmax: every position chooses for itself; matching: no player can stand at two positions."""
+
+
 WINDOW = (
     *(f"word[{place}]" for place in range(-2, 3)), "word[-1]|word[0]", "word[0]|word[1]",
     *("prefix3[0]", "suffix3[0]", "shape[0]"),
@@ -269,5 +322,6 @@ class TaggerConfig(BlockConfig):
 
 
 BUILT_IN = (
-    RNNConfig, TransformerConfig, LanguageModelConfig, EncoderConfig, ClassifierConfig, ReaderConfig, TaggerConfig
+    RNNConfig, TransformerConfig, LanguageModelConfig, EncoderConfig, ClassifierConfig, ReaderConfig, TaggerConfig,
+    LineupConfig,
 )  # fmt: skip

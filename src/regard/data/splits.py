@@ -42,12 +42,13 @@ def read_files(data: Any, accept: Accept, only: str | None) -> Splits:
 
 
 def generate(data: Any, seed: int, accept: Accept) -> Splits:
-    """Generate all splits, and name every example's place."""
+    """Generate all splits, and name every example's place: its split, or the part of it that is scored apart."""
     made = zip(SPLITS, GENERATORS[data.kind](data, seed), strict=True)
-    return keep_all(
-        {name: [Example(*pair, f"{name}:{number}") for number, pair in enumerate(pairs, 1)] for name, pairs in made},
-        accept,
-    )
+    found = {}
+    for name, pairs in made:
+        named = enumerate(((*pair, name) for pair in pairs), 1)
+        found[name] = [Example(source, target, f"{part}:{number}") for number, (source, target, part, *_) in named]
+    return keep_all(found, accept)
 
 
 def keep_all(found: Mapping[str, Iterable[Example | Dropped]], accept: Accept) -> Splits:

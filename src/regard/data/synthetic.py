@@ -1,20 +1,22 @@
-"""Parallel data that is made, exact and endless: reversed strings, number words, dates as people write them.
+"""Parallel data that is made, exact and endless: reversed strings, number words, dates, arithmetic, line-ups.
 
 A generator gives three splits that never share a source; it is a pure function of its settings and the seed.
 """
 
 import datetime
+import math
 import random
 import re
 import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from regard.config.data import DatesData, NumbersData, ReverseData
+from regard.config.data import DatesData, LineupData, NumbersData, ReverseData, TransduceData
 from regard.data.examples import fingerprint
 from regard.errors import ConfigError
 
-Pairs = list[tuple[str, str]]
+Pairs = list[tuple[str, ...]]
+"""Sources and targets; and, where parts of a split are scored apart, the name of the part."""
 Made = tuple[Pairs, Pairs, Pairs]
 """Sources and targets to train on, to validate on and to test on."""
 
@@ -49,7 +51,7 @@ def generate_reverse(settings: ReverseData, seed: int) -> Made:
             raise too_few(f"{len(seen):,} sources to hold out (a fifth of all)", wanted)
     held = list(seen)
     random.Random(wanted).shuffle(held)
-    pairs = [(letters, letters[::-1]) for letters in (*held, *train)]
+    pairs: Pairs = [(letters, letters[::-1]) for letters in (*held, *train)]
     return pairs[wanted:], pairs[: settings.valid], pairs[settings.valid : wanted]
 
 
@@ -64,7 +66,7 @@ def generate_numbers(settings: NumbersData, seed: int) -> Made:
         if len(made) < count:
             raise too_few(f"{len(made):,} {name} numbers of up to {settings.digits} digits", count)
         rng.shuffle(made)
-    pairs = [(words(number), str(number)) for number in (*held, *train)]
+    pairs: Pairs = [(words(number), str(number)) for number in (*held, *train)]
     return pairs[wanted:], pairs[: settings.valid], pairs[settings.valid : wanted]
 
 
@@ -150,6 +152,113 @@ def generate_dates(settings: DatesData, seed: int) -> Made:
     return take(settings.examples, range(2, 20), unique=False), valid, test
 
 
+Expression = int | tuple["str | Expression", ...]
+"""A number, or an operator and what it joins."""
+
+
+def draw_expression(settings: TransduceData, depth: int, rng: random.Random) -> Expression:
+    """Brackets within each other exactly `depth` times."""
+    if not depth:
+        return rng.randint(0, settings.largest)
+    count = rng.randint(2, settings.operands)
+    depths = [
+        rng.randint(1, depth - 1) if depth > 1 and rng.random() < settings.nested else 0 for _ in range(count - 1)
+    ]
+    depths.insert(rng.randrange(count), depth - 1)
+    return rng.choice("+*"), *(draw_expression(settings, inner, rng) for inner in depths)
+
+
+def write_prefix(expression: Any) -> str:
+    """( + 1 2 )."""
+    return f"( {' '.join(map(write_prefix, expression))} )" if isinstance(expression, tuple) else str(expression)
+
+
+def write_infix(expression: Any, *, outer: bool = True) -> str:
+    """1 + 2, in brackets unless it is the outermost."""
+    if not isinstance(expression, tuple):
+        return str(expression)
+    sign, *operands = expression
+    joined = f" {sign} ".join(write_infix(one, outer=False) for one in operands)
+    return joined if outer else f"( {joined} )"
+
+
+def generate_transduce(settings: TransduceData, seed: int) -> Made:
+    """Prefix expressions -> infix. All depths come equally often, and those of the test are its parts."""
+    rng, seen = random.Random(seed), set[str]()
+
+    def take(count: int, deepest: int, part: str = "") -> Pairs:
+        pairs: Pairs = []
+        depths = range(settings.shallowest, deepest + 1)
+        for number in range(count):
+            depth = depths[number * len(depths) // count]
+            for _ in range(100):
+                expression = draw_expression(settings, depth, rng)
+                source = write_prefix(expression)
+                if source not in seen:
+                    break
+            else:
+                raise too_few(f"about {len(pairs):,} different expressions of depth {depth}", count)
+            seen.add(source)
+            pairs.append((source, write_infix(expression), *([f"{part} depth {depth}"] if part else [])))
+        return pairs
+
+    test, valid = take(settings.test, settings.test_deepest, "test"), take(settings.valid, settings.deepest)
+    return take(settings.examples, settings.deepest), valid, test
+
+
+PLAYERS = [
+    *("Kim", "Lee", "Park", "Choi", "Jung", "Kang", "Cho", "Yoon", "Jang", "Lim", "Han", "Oh", "Seo", "Shin", "Kwon"),
+    *("Hwang", "Ahn", "Song"),
+]
+POSITIONS = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth"]
+
+
+def cosine(left: Sequence[int], right: Sequence[int]) -> float:
+    """Of two lists of numbers from 0 to 9, as they lie around their middle."""
+    first, second = ([number - 4.5 for number in side] for side in (left, right))
+    return sum(a * b for a, b in zip(first, second, strict=True)) / (math.hypot(*first) * math.hypot(*second))
+
+
+def draw_lineup(settings: LineupData, rng: random.Random) -> tuple[str, str] | None:
+    """One game and its answer; None: every position likes another player best, and nobody has to give way."""
+    from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
+
+    count = rng.randint(settings.fewest, settings.positions)
+    names = rng.sample(PLAYERS, count + rng.randint(0, settings.bench))
+    sides = [[[rng.randint(0, 9) for _ in range(settings.skills)] for _ in side] for side in (names, range(count))]
+    fits = [[cosine(wish, player) for player in sides[0]] for wish in sides[1]]
+    if len({max(range(len(names)), key=row.__getitem__) for row in fits}) == count:
+        return None
+    chosen = linear_sum_assignment(fits, maximize=True)[1]
+    groups = [
+        [f"{name} {' '.join(map(str, numbers))}" for name, numbers in zip(called, side, strict=False)]
+        for called, side in zip((names, POSITIONS), sides, strict=True)
+    ]
+    return " | ".join(" ".join(group) for group in groups), " ".join(names[player] for player in chosen)
+
+
+def generate_lineup(settings: LineupData, seed: int) -> Made:
+    """Games in which a position must take its second choice -> the players in the order of the positions."""
+    rng, found = random.Random(seed), dict[str, str]()
+    wanted = settings.valid + settings.test + settings.examples
+    for _ in range(20 * wanted):
+        if (made := draw_lineup(settings, rng)) is not None:
+            found.setdefault(*made)
+        if len(found) == wanted:
+            break
+    else:
+        raise too_few(f"about {len(found):,} different games", wanted)
+    pairs: Pairs = list(found.items())
+    ends = settings.valid, settings.valid + settings.test
+    return pairs[ends[1] :], pairs[: ends[0]], pairs[ends[0] : ends[1]]
+
+
 Generate = Callable[[Any, int], Made]
-GENERATORS: dict[str, Generate] = {"reverse": generate_reverse, "numbers": generate_numbers, "dates": generate_dates}
+GENERATORS: dict[str, Generate] = {
+    "reverse": generate_reverse,
+    "numbers": generate_numbers,
+    "dates": generate_dates,
+    "transduce": generate_transduce,
+    "lineup": generate_lineup,
+}
 """By `data.kind`."""

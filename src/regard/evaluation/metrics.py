@@ -46,6 +46,8 @@ def score(metric: str, outputs: Sequence[str], references: References, separator
             return 100 * token_accuracy(outputs, references)
         case "exact" | "accuracy":
             return 100 * mean([output in wanted for output, wanted in zip(outputs, references, strict=True)])
+        case "prefix":
+            return 100 * best_mean(shared_prefix, outputs, references)
         case "error":
             return 100 - score("exact", outputs, references)
         case "wer" | "per":
@@ -97,6 +99,13 @@ def token_accuracy(outputs: Sequence[str], references: References) -> float:
         right += same
         places += length
     return right / places if places else math.nan
+
+
+def shared_prefix(output: str, reference: str) -> float:
+    """The share of the reference's tokens before the first error."""
+    tokens, found = reference.split(), output.split()
+    right = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(tokens, found, strict=False))
+    return sum(1 for _ in right) / len(tokens) if tokens else float(not found)
 
 
 def error_rate(outputs: Sequence[str], references: References, cut: Callable[[str], list[str]]) -> float:

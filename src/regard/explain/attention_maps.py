@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.positions import alibi
-from regard.nn.attention import Additive, Attention
+from regard.nn.attention import Additive, Attention, looks_at_itself
 
 LARGEST = 48
 """Rows and columns of a map that is only to be recognised, not read."""
@@ -35,9 +35,13 @@ class Map(NamedTuple):
         bits: list[float] = (torch.special.entr(self.weights).sum(-1).mean(-1) / math.log(2)).tolist()
         return bits
 
+    def is_self(self) -> bool:
+        """Whether a text looks at itself."""
+        return looks_at_itself(self.kind, (self.rows, self.columns))
+
     def distance(self) -> list[float] | None:
         """How far each head looks, in tokens: the mean over its rows; of self-attention only."""
-        if self.kind != "self":
+        if not self.is_self():
             return None
         rows, columns = map(torch.arange, self.weights.shape[-2:])
         tokens: list[float] = (self.weights * (columns - rows[:, None]).abs()).sum(-1).mean(-1).tolist()

@@ -113,7 +113,7 @@ class Look:
 
         def seen(name: str, *given: Any) -> None:
             use, uses = Use(*given), found.setdefault(name, [])
-            if uses and use.attention.kind != "self":
+            if uses and not use.attention.is_self:
                 uses[0].extend(use)
             else:
                 uses.append(use)
@@ -164,7 +164,7 @@ class Look:
         if not self.heads:
             raise InputError("this model has no attention to look at.")
         if name is None:
-            crosses = [one for one, use in self.uses.items() if use.attention.kind != "self"]
+            crosses = [one for one, use in self.uses.items() if not use.attention.is_self]
             return [*self.heads, *crosses, *self.structures][-1]
         if name not in self.heads:
             raise InputError(f"there is no map {name!r}. This model has {', '.join(self.heads)}.")
@@ -194,7 +194,7 @@ class Look:
         scores, scaled = (score(query[None], keys)[0] for score in (plain, attention.score))
         if attention.positions == "alibi":
             scaled = scaled + alibi(attention.heads, (torch.arange(len(keys)) - row)[None])[head, 0]
-        weights = attention.normalize(scaled, seen)
+        weights = self.uses[name].weights(slice(head, head + 1))[0, row]  # a structure's depend on all rows
         return Calculation(query, keys, values, scores, scaled, seen, weights, weights @ values)
 
     def align(self, name: str | None = None, head: int | None = None) -> list[tuple[int, int]]:
@@ -228,6 +228,10 @@ class Look:
         if head is None:
             return name if self.heads[name] == 1 else f"{name}, mean of {self.heads[name]} heads"
         return f"{name}, head {head}"
+
+    def is_tree(self, name: str | None = None) -> bool:
+        """Whether the weights of a map are soft parents, which can be drawn as arcs."""
+        return self.uses[self.find_map(name)].attention.kind == "tree"
 
     def tree(
         self, *, packed: bool = False, full: Collection[str] | None = None, vectors: Collection[str] = ()
@@ -274,7 +278,8 @@ class Look:
                 save_grid(path, [(one.name, one.weights) for one in self.maps])
             case ".png" | ".svg" | ".pdf":
                 weights, rows, columns = self.label(name, head)
-                save_map(path, weights, rows, columns, f"{self.text}\n{self.answer.text}\n{self.title(name, head)}")
+                title = f"{self.text}\n{self.answer.text}\n{self.title(name, head)}"
+                save_map(path, weights, rows, columns, title, arcs=self.is_tree(name))
             case other:
                 raise InputError(f"{path} ends in {other!r}; expected .html, .json, .png, .svg or .pdf.")
 
@@ -284,7 +289,7 @@ class Look:
         left, full, vectors = most, [], []
         small = {one.name: len(one.weights) * min(LARGEST**2, one.weights[0].numel()) * 4 // 3 for one in self.maps}
         left -= sum(small.values())  # every map is there at least as a small picture
-        for one in sorted(reversed(self.maps), key=lambda one: one.kind == "self"):
+        for one in sorted(reversed(self.maps), key=Map.is_self):
             size = one.weights.numel() * 4 // 3 - small[one.name]
             if size <= left:
                 full.append(one.name)

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import textwrap
 import unicodedata
 import warnings
@@ -72,6 +73,47 @@ def draw_map(
             out.append(shade * width + " ", style="cyan" if colour else "")
         out.append("\n")
     return out
+
+
+def place_arcs(parents: Sequence[int]) -> list[int]:
+    """How high the arc from each word to its parent is drawn, from 1; 0 for the root. Short ones are low, and no two of
+    one height overlap."""
+    heights, taken = [0] * len(parents), list[tuple[int, int, int]]()
+    for word in sorted(range(len(parents)), key=lambda word: abs(parents[word] - word)):
+        low, high = sorted((word, parents[word]))
+        if low < high:
+            below = [height for first, last, height in taken if first < high and low < last]
+            heights[word] = max(below, default=0) + 1
+            taken.append((low, high, heights[word]))
+    return heights
+
+
+def draw_arcs(weights: Tensor, words: Sequence[str], most: int = 100) -> Text:
+    """The likeliest parent of every word, by weights (word, parent), as arcs for the terminal: an arrow points at each
+    word from its parent, a star at the root. What is wider than `most` characters is only said."""
+    starts = [0]
+    for word in words:
+        starts.append(starts[-1] + max(3, cell_len(word)) + 1)
+    if starts[-1] > most:
+        return Text(f"arcs over {len(words)} tokens are wider than the terminal; a picture (--out) has them\n")
+    parents: list[int] = weights.argmax(-1).tolist()
+    heights = place_arcs(parents)
+    top = max(heights, default=0)
+    lines = [[" "] * starts[-1] for _ in range(top + 1)]  # the last has the arrows
+    for start, place, parent, height in zip(starts, itertools.count(), parents, heights, strict=False):
+        end = start + 1
+        lines[top][end] = "▼" if height else "*"
+        if height:
+            low, high = sorted((starts[parent] + (0 if place < parent else 2), end))
+            for column in range(low + 1, high):
+                lines[top - height][column] = "─"
+            lines[top - height][low], lines[top - height][high] = "╭", "╮"
+            for line in range(top - height + 1, top + 1):
+                for column in (low, high):
+                    if lines[line][column] in " ─":
+                        lines[line][column] = "│"
+    labels = [word + " " * (starts[i + 1] - starts[i] - cell_len(word)) for i, word in enumerate(words)]
+    return Text("\n".join("".join(line).rstrip() for line in [*lines, labels]) + "\n")
 
 
 def tabulate_calculation(found: Any, columns: Sequence[str]) -> Table:
@@ -161,12 +203,43 @@ def wrap_title(title: str, width: int, most: int = 4) -> str:
     return "\n".join(lines)
 
 
-def save_map(path: Path, weights: Tensor, rows: Sequence[str], columns: Sequence[str], title: str) -> None:
-    """One map (query, key) with its tokens."""
+def plot_arcs(axis: Any, weights: Tensor, words: Sequence[str], least: float = 0.05) -> None:
+    """Soft parents (word, parent) as arcs over the words: the darker, the likelier; a line from above is the root."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Curve
+
+    reach = 1.0
+    for word, parent in (weights >= least).nonzero().tolist():
+        share, height = float(weights[word, parent]), abs(word - parent) ** 0.7
+        reach = max(reach, height)
+        if word == parent:
+            ends = [(word, 0.0), (word, 1.0)]
+            curve = Curve(ends, [Curve.MOVETO, Curve.LINETO])
+        else:
+            from_side = parent + (0.12 if word > parent else -0.12)
+            points = [(from_side, 0.0), (from_side, 1.33 * height), (word, 1.33 * height), (word, 0.0)]
+            curve = Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
+        axis.add_patch(PathPatch(curve, fill=False, alpha=min(1.0, share), linewidth=0.4 + 1.4 * share))
+        axis.plot([word], [0.0], marker="v", markersize=4, color="black", alpha=min(1.0, share))
+    axis.set_xlim(-0.5, len(words) - 0.5)
+    axis.set_ylim(0, 1.1 * reach)
+    axis.set_yticks([])
+    axis.set_frame_on(False)
+    axis.xaxis.set_ticks(range(len(words)), words, rotation=90, fontsize=8, parse_math=False)
+    axis.tick_params(length=0)
+
+
+def save_map(
+    path: Path, weights: Tensor, rows: Sequence[str], columns: Sequence[str], title: str, *, arcs: bool = False
+) -> None:
+    """One map (query, key) with its tokens; with `arcs`, also as arcs over them."""
     width, height = (min(24.0, 2.0 + 0.32 * count) for count in (len(columns), len(rows)))
     heading = wrap_title(title, round(12 * max(3.0, width)))
-    with open_figure(path, 1, 1, (max(3.0, width), max(2.5, height) + 0.15 * heading.count("\n"))) as axes:
-        axis = axes[0, 0]
+    size = (max(3.0, width), (1.7 if arcs else 1.0) * max(2.5, height) + 0.15 * heading.count("\n"))
+    with open_figure(path, 1, 2 if arcs else 1, size) as axes:
+        if arcs:
+            plot_arcs(axes[0, 0], weights, columns)
+        axis = axes[-1, 0]
         image = axis.imshow(weights.numpy(), cmap="viridis", vmin=0, aspect="auto", interpolation="nearest")
         axis.figure.colorbar(image, ax=axis, fraction=0.05, pad=0.02).ax.tick_params(labelsize=7)
         axis.figure.suptitle(heading, fontsize=9, parse_math=False)

@@ -57,8 +57,8 @@ class Maps(dict[str, Tensor]):
         """The ids of a source -> its number."""
         self.encoded: dict[int, dict[str, Tensor]] = {}
         """Source number -> the encoder's maps."""
-        self.kinds: dict[str, str] = {}
-        """Module path -> what kind of attention it is."""
+        self.of_itself: dict[str, bool] = {}
+        """Module path -> whether a text looks at itself there."""
 
     def add(self, name: str, weights: Tensor) -> None:
         self[name] = torch.cat([self[name], weights], dim=-2) if name in self else weights
@@ -85,7 +85,7 @@ class Maps(dict[str, Tensor]):
         found = dict(self.encoded[number])
         for name in rows[-1]:
             parts = [row[name] for row in rows]
-            if self.kinds[name] == "self":  # a row more is a key more; a prompt was read before
+            if self.of_itself[name]:  # a row more is a key more; a prompt was read before
                 prompt = [found[name]] if name in found else []
                 ends = [sum(part.shape[-1] for part in prompt) + count for count in range(1, len(rows) + 1)]
                 pairs = zip(parts, ends, strict=True)
@@ -108,7 +108,7 @@ def record(
 
     def seen(name: str, module: Attention, queries: Tensor, kv: KeyValues, mask: Tensor | None) -> None:
         maps.add(name, module.weights(queries, kv, mask, heads).detach())
-        maps.kinds[name] = module.kind
+        maps.of_itself[name] = module.is_self
 
     with watch(model, seen, only), follow_decoding(model, maps):
         yield maps

@@ -87,6 +87,8 @@ def check_expressible(task: Task) -> Architecture:
         config: Any = task.config.model
         if config.positions == "alibi" and architecture.encoder:
             raise ConfigError("its positions are ALiBi, which encoders there do not have")
+        if config.normalize != "softmax":
+            raise ConfigError(f"its weights are not softmax's (model.normalize {config.normalize}), and all are there")
     except ConfigError as error:
         raise ConfigError(f"this model cannot run on CTranslate2: {error}.") from error
     return architecture

@@ -5,6 +5,7 @@ Attention modules say themselves what they are (`kind`, `normalize`) and what st
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -12,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.attention.chain import segment_marginals
 from regard.attention.equation import KeyValues, attend_fast
 from regard.attention.masks import distance
-from regard.attention.normalizers import Normalize, softmax
+from regard.attention.normalizers import NORMALIZERS, Normalize, softmax
 from regard.attention.positions import Start, alibi, rotate
 from regard.attention.scores import Score, biased, dot, scaled_dot
 
@@ -33,6 +35,11 @@ class Axes(NamedTuple):
 SOURCE, TARGET, CROSS = Axes("key", "key"), Axes("query", "input"), Axes("query", "key")
 
 
+def looks_at_itself(kind: str, axes: tuple[str, str]) -> bool:
+    """Whether rows and columns of a map of this kind are the same text; of a structure, its axes tell."""
+    return kind == "self" or (kind in ("chain", "tree", "matching") and axes in (SOURCE, TARGET))
+
+
 class Additive(nn.Module):
     """v . tanh(query + key): Eq. 7, Bahdanau 2015, with the projections W and U made beforehand."""
 
@@ -45,7 +52,48 @@ class Additive(nn.Module):
         return (query.unsqueeze(-2) + keys.unsqueeze(-3)).tanh() @ self.vector
 
 
-QUERY, KEY_VALUE, ALL = slice(0, 1), slice(1, 3), slice(0, 3)
+class Cosine(nn.Module):
+    """The cosine of query and key over a learned temperature, which begins at 1/10."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sharpness = nn.Parameter(torch.tensor([math.log(10.0)]))
+        """The logarithm of one over the temperature: no step makes it negative."""
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        """(.., query, size), (.., key, size) -> (.., query, key)."""
+        return dot(F.normalize(query, dim=-1), F.normalize(keys, dim=-1)) * self.sharpness.exp()
+
+
+class Segments(nn.Module):
+    """Segment attention, section 3.1 of Kim 2017: every key is chosen or not, as a chain of two tags (a linear-chain
+    CRF) over the keys that may be seen; its weight is how likely it is chosen. A row sums to how many are expected."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transitions = nn.Parameter(torch.zeros(2, 2))
+        """From not chosen (0) or chosen (1) to either; all zeros: every key decides for itself."""
+
+    def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        """scores (.., query, key) -> weights of the same shape."""
+        return segment_marginals(scores.double(), self.transitions.double(), mask).to(scores.dtype)
+
+
+KINDS: dict[str, Kind] = {
+    "segments": "chain",
+    "projective trees": "tree",
+    "nonprojective trees": "tree",
+    "matching": "matching",
+}
+"""By `model.normalize`: kinds of attention that are told by their structure, not by what they look at."""
+
+
+def choose_normalizer(name: str, kind: Kind) -> dict[str, Any]:
+    """The normalizer and the kind of an attention, as arguments of `Attention`; `kind` is what softmax makes it."""
+    return {"normalize": Segments() if name == "segments" else NORMALIZERS[name], "kind": KINDS.get(name, kind)}
+
+
+QUERY, KEY, KEY_VALUE, ALL = slice(0, 1), slice(1, 2), slice(1, 3), slice(0, 3)
 """Which of (queries, keys, values) are projected."""
 
 
@@ -117,6 +165,11 @@ class Attention(nn.Module):
         self.score, self.normalize = score, normalize
         self.positions, self.rotary_base = positions, rotary_base
 
+    @property
+    def is_self(self) -> bool:
+        """Whether a text looks at itself, whatever the structure of its weights."""
+        return looks_at_itself(self.kind, self.axes)
+
     def project_query(self, inputs: Tensor) -> Tensor:
         """inputs (batch, query, size) -> queries by head."""
         return self.projection.project(inputs, QUERY, self.heads)[0]
@@ -176,15 +229,20 @@ def multi_head_attention(
     return Attention(JointProjection(size, heads, kv_heads, bias=bias), output, heads=heads, **own)
 
 
-def single_head_attention(size: int, score: Literal["dot", "scaled dot", "general", "additive"]) -> Attention:
+def single_head_attention(
+    size: int, score: Literal["dot", "scaled dot", "cosine", "general", "additive"], normalize: str = "softmax"
+) -> Attention:
     """A recurrent decoder's state attends to the encoder's states, which are their own values (Bahdanau, Luong)."""
     same = nn.Identity()
     query, key, chosen = same, same, dot  # type: tuple[nn.Module, nn.Module, Score]
     match score:
         case "scaled dot":
             chosen = scaled_dot
+        case "cosine":
+            chosen = Cosine()
         case "general":
             key = nn.Linear(size, size, bias=False)
         case "additive":
             query, key, chosen = nn.Linear(size, size), nn.Linear(size, size, bias=False), Additive(size)
-    return Attention(SeparateProjections(query, key, same), same, kind="cross", axes=CROSS, score=chosen)
+    projections = SeparateProjections(query, key, same)
+    return Attention(projections, same, axes=CROSS, score=chosen, **choose_normalizer(normalize, "cross"))

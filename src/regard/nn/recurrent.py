@@ -9,7 +9,14 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from regard.attention.equation import KeyValues
 from regard.attention.masks import padding
 from regard.config.model import RNNConfig
-from regard.nn.attention import single_head_attention
+from regard.nn.attention import (
+    KEY,
+    SOURCE,
+    Attention,
+    SeparateProjections,
+    choose_normalizer,
+    single_head_attention,
+)  # fmt: skip
 from regard.nn.layers import Dropout
 
 NETWORKS = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
@@ -37,6 +44,35 @@ class RecurrentEncoder(nn.Module):
         return states, last
 
 
+class WordEncoder(nn.Module):
+    """What a decoder sees of a word is its embedding, and with attention also the embeddings of the words that it
+    attends to: [x_i; sum_j a_ij x_j]. Recurrent states say who attends to whom, and nothing else of them goes on, so
+    that all that a decoder knows of a word's neighbours comes by the weights: soft parents (section 4.2, Kim 2017)."""
+
+    def __init__(self, config: RNNConfig) -> None:
+        super().__init__()
+        self.layers, size = config.layers, config.size
+        attends = config.encoder != "words"
+        self.states = RecurrentEncoder(config) if attends else None
+        projections = SeparateProjections(nn.Linear(size, size), nn.Linear(size, size), nn.Identity())
+        own = choose_normalizer(config.encoder, "self") if attends else {}
+        self.attention = Attention(projections, nn.Identity(), axes=SOURCE, **own) if attends else None
+        self.join = nn.Linear(config.embedding * (2 if attends else 1), size)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """As `RecurrentEncoder`; the last states are the mean of all words."""
+        real = padding(lengths, x.shape[1])
+        if self.attention is not None and self.states is not None:
+            states, _ = self.states(x, lengths)
+            (keys,) = self.attention.projection.project(states, KEY, 1)
+            queries = self.attention.project_query(states)
+            x = torch.cat([x, self.attention(queries, KeyValues(keys, x[:, None]), real)], dim=-1)
+        shown = real[:, 0, 0, :, None]
+        states = torch.tanh(self.join(x)) * shown
+        mean = states.sum(1) / shown.sum(1)
+        return states, mean[:, None].expand(-1, self.layers, -1)
+
+
 class RecurrentSource(NamedTuple):
     """What the decoder attends to. Rows are sentences."""
 
@@ -60,7 +96,8 @@ class RecurrentDecoder(nn.Module):
         super().__init__()
         self.kind = config.cell
         size = config.size
-        self.attention = None if config.attention == "none" else single_head_attention(size, config.attention)
+        score, normalize = config.attention, config.normalize
+        self.attention = None if score == "none" else single_head_attention(size, score, normalize)
         widths = [config.embedding + size] + [size] * (config.layers - 1)
         self.cells = nn.ModuleList(CELLS[config.cell](width, size) for width in widths)
         self.bridge = nn.Linear(size, size)

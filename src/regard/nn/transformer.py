@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from regard.attention.equation import KeyValues
 from regard.attention.masks import causal
 from regard.attention.positions import Start
-from regard.config.model import BlockConfig
-from regard.nn.attention import CROSS, SOURCE, TARGET, Axes, multi_head_attention
+from regard.config.model import WHOLE, BlockConfig
+from regard.nn.attention import CROSS, SOURCE, TARGET, Axes, choose_normalizer, multi_head_attention
 from regard.nn.kv_cache import KVCache
 from regard.nn.layers import Dropout, LearnedPositions, SinusoidalPositions, make_norm
 
@@ -68,8 +68,10 @@ class Block(nn.Module):
             multi_head_attention, config.size, config.heads, layer=layer, kv_heads=config.kv_heads, bias=config.bias
         )
         inside = config.positions if config.positions in ("rotary", "alibi") else "none"
-        self.self_attention = heads(kind="self", axes=axes, positions=inside, rotary_base=config.rotary_base)
-        self.cross_attention = heads(kind="cross", axes=CROSS) if cross else None
+        rows = "softmax" if config.normalize in WHOLE else config.normalize  # what a row can do by itself
+        own = choose_normalizer(config.normalize if axes is SOURCE else rows, "self")
+        self.self_attention = heads(axes=axes, positions=inside, rotary_base=config.rotary_base, **own)
+        self.cross_attention = heads(axes=CROSS, **choose_normalizer(rows, "cross")) if cross else None
         self.feedforward = FeedForward(
             config.size, config.feedforward, config.activation, gated=config.gated, bias=config.bias
         )
@@ -134,6 +136,7 @@ class Stack(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, self.axes, layer, cross=cross) for layer in range(layers))
         self.norm = norm() if config.norm == "pre" else nn.Identity()
+        self.whole = config.normalize in WHOLE
 
     def prepare(self, x: Tensor, start: Start = 0) -> Tensor:
         """Embeddings (batch, query, size) scaled as published, with positions, norm and dropout by setting."""
@@ -151,6 +154,8 @@ class Encoder(Stack):
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Embeddings (batch, source, size) -> states of the same shape; mask (batch, 1, 1, source)."""
         x = self.prepare(x)
+        if mask is not None and self.whole:
+            mask = mask & mask.mT  # padding is no part of a structure, neither as a key nor as a query
         for block in self.blocks:
             x, _ = block(x, mask)
         normed: Tensor = self.norm(x)

@@ -8,6 +8,7 @@ from regard.data.vocabulary import Vocabularies
 from regard.tasks.classification import ClassificationTask
 from regard.tasks.embedding import EmbeddingTask
 from regard.tasks.language_model import LanguageModelTask
+from regard.tasks.lineup import LineupTask
 from regard.tasks.question_answering.task import QuestionAnsweringTask
 from regard.tasks.seq2seq import Seq2SeqTask
 from regard.tasks.tagging.task import TaggingTask
@@ -21,6 +22,7 @@ TASKS: dict[str, type[Task]] = {
     "classifier": ClassificationTask,
     "reader": QuestionAnsweringTask,
     "tagger": TaggingTask,
+    "lineup": LineupTask,
 }
 """By `model.kind`."""
 

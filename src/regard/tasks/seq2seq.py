@@ -20,7 +20,7 @@ from regard.errors import ConfigError
 from regard.nn.attention import CROSS, multi_head_attention
 from regard.nn.layers import Dropout, OutputLayer, make_embedding, widen
 from regard.nn.loss import Loss
-from regard.nn.recurrent import RecurrentDecoder, RecurrentEncoder
+from regard.nn.recurrent import RecurrentDecoder, RecurrentEncoder, WordEncoder
 from regard.nn.state import State
 from regard.nn.transformer import Decoder, EncodedSource, Encoder
 from regard.tasks.axes import Piece, Tokens, read_pieces, written_pieces
@@ -70,7 +70,7 @@ class RecurrentSeq2Seq(Seq2Seq):
 
     def __init__(self, config: RNNConfig, source_vocab: int, target_vocab: int | None = None) -> None:
         super().__init__(config.embedding, config.tie_embeddings, source_vocab, target_vocab)
-        self.encoder = RecurrentEncoder(config)
+        self.encoder = RecurrentEncoder(config) if config.encoder == "recurrent" else WordEncoder(config)
         self.decoder = RecurrentDecoder(config)
         self.dropout = Dropout(config.dropout)
 

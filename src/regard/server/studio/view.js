@@ -10,7 +10,7 @@ const Regard = (() => {
       answer: "Answer", others: "Best answers",
       looks: "{token} looks at", seen: "Who looks at {token}", probability: "{token}: probability {percent}",
       map: "Map", head: "Head", heads: "Heads", mean: "mean of all", row: "Row", layer: "Layer {layer}",
-      matrix: "Matrix", hard: "mark the strongest of each row", save: "Save as {format}",
+      matrix: "Matrix", arcs: "Parents as arcs over the words", hard: "mark the strongest of each row", save: "Save as {format}",
       "self maps": "Self-attention", "cross maps": "Cross-attention", "spatial maps": "Spatial attention",
       "chain maps": "Chain attention", "tree maps": "Tree attention", "matching maps": "Matching attention",
       classes: "Classes", "no answer": "none of the classes",
@@ -38,6 +38,7 @@ const Regard = (() => {
       answer: "답", others: "가장 좋은 답",
       looks: "{token}이(가) 보는 곳", seen: "{token}을(를) 보는 토큰", probability: "{token}: 확률 {percent}",
       map: "맵", head: "헤드", heads: "헤드", mean: "모든 헤드의 평균", row: "행", layer: "{layer}층", matrix: "행렬",
+      arcs: "단어 위의 호로 나타낸 부모",
       hard: "행마다 가중치가 가장 큰 곳 표시", save: "{format} 파일로 저장",
       "self maps": "셀프 어텐션", "cross maps": "크로스 어텐션", "spatial maps": "공간 어텐션",
       "chain maps": "체인 어텐션", "tree maps": "트리 어텐션", "matching maps": "매칭 어텐션",
@@ -380,13 +381,14 @@ const Regard = (() => {
       this.stage = make("div", { class: "stage", tabindex: 0, role: "application", "aria-label": name },
         this.base, this.above, this.tip);
       this.note = make("p", { class: "note" });
+      this.arcs = make("div", { class: "arcs" });
       const swatches = [0.01, 0.1, 0.25, 0.5, 1].map((weight) => {
         const swatch = make("span", { class: "swatch" });
         swatch.style.setProperty("--weight", strength(weight));
         return make("span", {}, swatch, percent(weight, 0));
       });
       this.element = make("section", { class: "matrix", "aria-label": say("matrix") }, make("h2", {}, say("matrix")),
-        this.stage, make("p", { class: "legend" }, ...swatches), this.note);
+        this.arcs, this.stage, make("p", { class: "legend" }, ...swatches), this.note);
       this.stage.addEventListener("pointermove", (event) => this.hover(event));
       this.stage.addEventListener("pointerdown", (event) => this.hover(event));
       this.stage.addEventListener("pointerleave", (event) => event.pointerType !== "touch" && view.rest());
@@ -668,6 +670,27 @@ const Regard = (() => {
     return element;
   }
 
+  /** Soft parents as arcs over the words: the darker, the likelier; a line from above is the root. */
+  function drawArcs(entry, head, tokens) {
+    const [, words] = entry.shape, step = 44, place = (word) => step * (word + 0.5), marks = [];
+    const rise = (word, parent) => 14 * Math.abs(word - parent) ** 0.7;
+    const base = 12 + rise(0, words - 1);
+    for (const word of range(words)) for (const parent of range(words)) {
+      const weight = cellOf(entry, head, word, parent);
+      if (weight < 0.05) continue;
+      const x = place(word), from = place(parent) + (word > parent ? 5 : -5), top = base - 1.33 * rise(word, parent);
+      const d = word === parent ? `M${x} ${base}V${base - 26}`
+        : `M${from} ${base}C${from} ${top} ${x} ${top} ${x} ${base}`;
+      const title = drawn("title", {}, `${label(tokens[word])} ← ${word === parent ? "·" : label(tokens[parent])} ${percent(weight)}`);
+      marks.push(drawn("path", { d, opacity: weight, "stroke-width": 0.6 + 1.6 * weight }, title),
+        drawn("circle", { cx: x, cy: base, r: 2.2, opacity: weight }));
+    }
+    const names = tokens.map((token, word) => drawn("text", { x: place(word), y: base + 16 }, short(token)));
+    const width = step * words, height = base + 24;
+    return drawn("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": say("arcs") },
+      ...marks, ...names);
+  }
+
   /** The largest number in some vectors, whatever its sign. */
   const largest = (vectors) => Math.max(1e-9, ...vectors.map((vector) => Math.max(...vector.map(Math.abs))));
 
@@ -691,7 +714,7 @@ const Regard = (() => {
   }
 
   /** Whether a map goes from one list of tokens to another. */
-  const isAcross = (entry) => entry.kind !== "self" && entry.rows !== entry.columns;
+  const isAcross = (entry) => entry.kind !== "self" && entry.rows !== entry.columns && entry.columns !== "input";
   /** The colour of a label, the same everywhere: as an angle. */
   function hue(label) {
     return Array.from(label).reduce((sum, letter) => (sum * 31 + letter.codePointAt(0) * 47) % 360, 7);
@@ -904,6 +927,9 @@ const Regard = (() => {
       if (focused) this.tools.querySelector(`[name=${focused}]`)?.focus();
       this.lines.show([this.entry.rows, this.entry.columns]);
       this.matrix.draw();
+      const trees = this.entry.kind === "tree" && !this.entry.pooled;
+      this.matrix.arcs.replaceChildren(
+        ...(trees ? [drawArcs(this.entry, this.state.head, this.tree.tokens[this.entry.columns])] : []));
       this.width = this.matrix.stage.clientWidth;
       this.heads.show();
       for (const item of this.bars?.querySelectorAll("li") ?? [])
