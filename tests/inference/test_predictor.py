@@ -30,6 +30,8 @@ def predictor(tiny_run):
 def test_text_in_text_out(predictor):
     assert isinstance(predictor("abc"), str)
     assert predictor(["abc", "", "b"]) == [predictor("abc"), "", predictor("b")]
+    with pytest.raises(InputError, match=r"a text or a list of texts is wanted, int came\."):
+        predictor(5)
 
 
 def test_opening_a_run_draws_nothing_from_whoever_opens_it(tiny_run):
