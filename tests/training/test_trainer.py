@@ -643,6 +643,15 @@ def test_validation_examples_come_from_everywhere():
     assert spread(examples, 3, together=True) == examples[:3]
 
 
+def test_labels_are_counted_without_the_special_entries(tmp_path):
+    (tmp_path / "t.txt").write_text("".join(f"{'abc'[n % 3]} text {n}\n" for n in range(30)))
+    text = '[data]\nkind = "labelled"\ntrain = "t.txt"\n[text]\nsource = {kind = "char"}\ntarget = {kind = "label"}\n'
+    text += '[model]\nkind = "classifier"\nsize = 8\nheads = 2\n[evaluate]\nmetrics = ["accuracy"]\n'
+    (tmp_path / "my.toml").write_text(text)
+    prepared = prepare(read(str(tmp_path / "my.toml")))
+    assert prepared.facts().startswith(f"vocabulary {prepared.task.source.size}, 3 labels; ")
+
+
 def test_the_length_of_training_follows_the_data(tmp_path):
     (tmp_path / "t.tsv").write_text("".join(f"{n}\t{n}\n" for n in range(100)))
     text = """
