@@ -161,6 +161,12 @@ def test_settings_with_a_byte_order_mark_and_without_sides(typed, says, pairs):
 def test_runs_that_are_none(says, tmp_path, tiny_run):
     assert says("predict", tmp_path / "none") == f"{tmp_path}/none is not a run: it does not exist."
     assert says("evaluate", tmp_path).startswith(f"{tmp_path} is not a run: it has no config.toml.")
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").touch()
+    assert says("predict", tmp_path).endswith(" There are runs inside it: a, b.")
+    (tmp_path / "config.json").touch()
+    assert says("predict", tmp_path).endswith(f"`regard import {tmp_path} NEW` makes a run of it.")
     assert says("train", "reverse", "--run", tiny_run).startswith(f"{tiny_run} already holds a run. Resume it with")
     broken = tmp_path / "broken"
     shutil.copytree(tiny_run, broken)
@@ -171,6 +177,15 @@ def test_runs_that_are_none(says, tmp_path, tiny_run):
     assert says("predict", broken).startswith(f"{weights} is damaged or no safetensors file")
     weights.unlink()
     assert says("predict", broken) == f"{broken} has no model yet: training has not reached its first validation."
+
+
+def test_names_that_are_too_many_or_of_another_file(says, tmp_path):
+    said = says("evaluate", "runs/a", "other.tsv")
+    assert said.startswith(
+        "other.tsv is one name too many behind runs/a: a file to score on is --set data.test=other.t"
+    )
+    (tmp_path / "pairs.tsv").write_text("a\tb\n")
+    assert says("check", tmp_path / "pairs.tsv").startswith(f"{tmp_path / 'pairs.tsv'} is no .toml file. Data is named")
 
 
 def test_a_vocabulary_that_does_not_fit(says, tmp_path, tiny_run):

@@ -59,7 +59,7 @@ def test_recipe_is_found_by_its_name():
 
 @pytest.mark.parametrize("text", [REVERSE, TABLE, PARALLEL])
 def test_written_settings_parse_to_the_same(read, text):
-    changes = ['text.target.kind="char"', "train.patience=3", "decode.top_p=0.5", 'about="ein \\"Hund\\"\\n한국어"']
+    changes = ['text.target.kind="char"', "train.patience=3", "decode.seed=5", 'about="ein \\"Hund\\"\\n한국어"']
     given = read(text, *changes)
     assert read(toml.dump(given)) == given
 
@@ -124,7 +124,8 @@ def test_changed_settings_leave_the_given_ones(read):
         (REVERSE, "text.source.jamo=yes", "setting text.source.jamo is 'yes': input should be a valid boolean."),
         (REVERSE, "text.longer=no", "setting text.longer is 'no': input should be 'drop', 'cut' or 'error'."),
         (REVERSE, "train.betas=[0.9,'x']", "setting train.betas.1 is 'x': input should be a valid number."),
-        (PARALLEL, "data.train.source=a", 'setting data.train.source is \'a\': input should be a list, as ["a", "b"].'),
+        (PARALLEL, "data.train.source=1", 'setting data.train.source is 1: input should be a list, as ["a", "b"].'),
+        (REVERSE, "decode.top_k=3", "decode: top_k would do nothing without sampling: set decode.sample = true too."),
         (REVERSE, "model.kind=cnn", f"model.kind is 'cnn', expected one of {MODELS}."),
         (REVERSE, "model.heads=7", "model: size 512 is not a multiple of heads 7."),
         (
@@ -459,3 +460,16 @@ def test_the_page_of_settings_is_what_they_say():
     every = [data, text, model, run]
     known = {one for module in every for one in vars(module).values() if isinstance(one, type)}
     assert {one for one in known if issubclass(one, Settings)} - {*BARE, run.Config} == groups
+
+
+def test_another_kind_of_data_leaves_what_had_another_form(read):
+    """A generator's numbers of examples are no files; a run needs none to learn from when it is scored on others."""
+    changed = toml.change(read(REVERSE, "data.valid=7"), ["data.kind=tsv", "data.test=other.tsv"])
+    assert (changed.data.train, changed.data.valid, changed.data.test) == ((), (), (str(Path("other.tsv").absolute()),))
+    said = []
+    Path("given.toml").write_text(REVERSE.replace("[model]", "valid = 5\n[model]"))
+    given = toml.read("given.toml", ["data.kind=tsv", "data.train=a.tsv", "data.cut_valid=2"], said.append)
+    assert (given.data.train, given.data.valid) == ((str(Path("a.tsv").absolute()),), ())
+    assert said == ["data.kind 'tsv' has no valid: left out, they belong to another kind."]
+    back = toml.change(changed, ["data.kind=reverse"])
+    assert back.data == data.ReverseData(kind="reverse")

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.config.run import Config
+from regard.config.run import Config, TrainConfig
 from regard.config.text import TextConfig, Tokenization
-from regard.data.batching import Row, collate, pad_sources, padding_share, plan_epoch
+from regard.data.batching import Row, collate, iterate_updates, pad_sources, padding_share, plan_epoch
 from regard.data.examples import Example, Ledger
 from regard.data.vocabulary import BOS, EOS, PAD, Vocabularies, Vocabulary
 from regard.errors import DataError
@@ -167,3 +167,15 @@ def test_captions_have_little_padding():
     sources = [min(52, max(5, round(rng.lognormvariate(2.72, 0.31)))) for _ in range(29_000)]
     rows = of_lengths((source, max(4, round(rng.gauss(source, 3)))) for source in sources)
     assert padding_share(rows, plan_epoch(rows, 2048, 1, 0)) <= 0.05
+
+
+def test_batches_start_anywhere():
+    rows = [Row([4] * (i % 5 + 1), [5] * (i % 3 + 1)) for i in range(40)]
+    config = TrainConfig(batch_tokens=12, accumulate=3)
+    stream = iterate_updates(rows, config, 0)
+    first = [next(stream) for _ in range(30)]
+    assert len(plan_epoch(rows, 12, 1, 0)) < 3 * 30  # several epochs
+    for start in (0, 1, 7, 19):
+        later = next(iterate_updates(rows, config, start))
+        for left, right in zip(first[start], later, strict=True):
+            assert torch.equal(left.source, right.source)

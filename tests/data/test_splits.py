@@ -335,13 +335,35 @@ def test_damaged_gzip_is_refused(folder, content):
     assert message.endswith(f" Fetch it again. {HINT}")
 
 
-@pytest.mark.parametrize(("kind", "content", "line"), [("tsv", b"a\tb\nc\n", 2), ("csv", b'"a\n",b\nc\n', 3)])
-def test_too_few_columns_are_refused(folder, kind, content, line):
-    where = folder.name(f"s:{line}")
-    assert refusal(folder.table, kind, content) == f"{where} has 1 columns, expected at least 2 ({kind})."
-    assert refusal(folder.table, kind, content, target=6) == (
-        f"{folder.name('s:1')} has 2 columns, expected at least 7 ({kind})."
-    )
+@pytest.mark.parametrize(
+    ("kind", "content", "line"), [("tsv", b"a\tb\nc\nd\te\n", 2), ("csv", b'"a\n",b\nc\nd,e\n', 3)]
+)
+def test_a_row_with_too_few_columns_goes_into_the_ledger(folder, kind, content, line):
+    splits = folder.table(kind, content)
+    assert [target for _, target in pairs(splits)] == ["b", "e"]
+    assert splits.ledgers["train"].dropped == {"too few columns": [folder.name(f"s:{line}")]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "columns", "advice"),
+    [
+        ("tsv", b"a,b\n", "1 column", 'It holds a comma: data.kind = "csv".'),
+        ("csv", b"a\tb\n", "1 column", 'It holds a tab: data.kind = "tsv".'),
+        ("csv", b"a, b;c\n", "2 columns", "It holds a semicolon: save the file with commas (csv) or tabs (tsv)"),
+        ("tsv", b"a\tb\n", "2 columns", "data.source and data.target say which columns are read."),
+    ],
+)
+def test_a_file_with_too_few_columns_is_refused(folder, kind, content, columns, advice):
+    message = refusal(folder.table, kind, content, target=2)
+    assert message.startswith(f"{folder.name('s:1')} has {columns}, expected at least 3 ({kind}). {advice}")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_another_encoding_is_named(folder, kind):
+    rows = [("한국어".encode("cp949"), b"a")] * 11 + [(b"b", b"c")] * 9
+    message = refusal(folder.rows, kind, rows)
+    assert message.startswith(f"{folder.name('s')} is not UTF-8 in 11 of 20 lines. Convert it")
+    assert pairs(folder.rows(kind, rows[2:])) == [("b", "c")] * 9  # half of it can be read
 
 
 @pytest.mark.parametrize("kind", ["tsv", "csv"])
@@ -416,9 +438,8 @@ def examples(sources) -> list[Example]:
 def test_cut_is_by_source_whatever_the_order(sources, count, rng):
     given = examples(sources)
     if len(set(sources)) <= count:
-        assert refusal(cut, given, count, "valid") == (
-            f"cannot cut {count} sources for valid: the training data has {len(set(sources))} in all."
-        )
+        message = f"data.cut_valid = {count} is too much: the training data has {len(set(sources))} different sources"
+        assert refusal(cut, given, count, "valid").startswith(message)
         return
     rest, taken = cut(given, count, "valid")
     assert sorted(rest + taken) == sorted(given)
@@ -462,7 +483,8 @@ def test_ledger_of_a_given_split_adds_up(folder):
 
 def test_cutting_too_much_is_refused(folder):
     assert refusal(folder.table, "tsv", b"a\tb\nc\td\n", cut_valid=1, cut_test=1) == (
-        "cannot cut 1 sources for test: the training data has 1 in all."
+        "data.cut_test = 1 is too much: the training data has 1 different sources in all. Lower it, or give files of "
+        "their own in data.test."
     )
 
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from conftest import tiny
 
 from regard.config.run import Config
@@ -10,6 +11,7 @@ from regard.evaluation import fit as fitting
 from regard.evaluation.evaluate import Evaluation
 from regard.evaluation.fit import calibrate, fit, forget_after
 from regard.inference.load import load
+from regard.training.checkpoint import load_tensors
 from regard.training.prepare import start_run
 
 
@@ -57,3 +59,13 @@ def test_metrics_up_to_the_step_that_was_saved_are_kept(tmp_path):
     path.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 6)))
     forget_after(path, 3)
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
+
+
+def test_what_is_drawn_between_preparing_and_training_changes_nothing(tmp_path):
+    weights = []
+    for name, count in (("one", 0), ("other", 7)):
+        prepared = start_run(tiny("model.dropout=0.5", "train.average_checkpoints=1"), tmp_path / name)
+        torch.rand(count)
+        fit(prepared, tmp_path / name, lambda event: None, device="cpu")
+        weights.append(load_tensors(tmp_path / name / "model.safetensors"))
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

@@ -77,7 +77,7 @@ def predictor(tiny_run):
 
 
 def test_a_run_judges_with_its_own_limit(predictor):
-    settings = DecodeConfig(beam_size=1, max_ratio=1.5, max_extra=2)
+    settings = DecodeConfig(beam_size=1, max_ratio=1.5, max_extra=2, min_length=8)
     ((cut,),) = predictor.predict(["abc"], settings=settings)  # too small to have learned how to end
     assert len(cut.tokens) - 1 == 8
     (source,) = predictor.encode(["abc"])

@@ -30,6 +30,8 @@ def predictor(tiny_run):
 def test_text_in_text_out(predictor):
     assert isinstance(predictor("abc"), str)
     assert predictor(["abc", "", "b"]) == [predictor("abc"), "", predictor("b")]
+    with pytest.raises(InputError, match=r"a text or a list of texts is wanted, int came\."):
+        predictor(5)
 
 
 def test_opening_a_run_draws_nothing_from_whoever_opens_it(tiny_run):
@@ -118,7 +120,8 @@ def test_a_wide_beam_works_on_fewer_texts_at_once(predictor, monkeypatch):
 def test_who_is_finished_does_not_wait_for_the_longest(predictor, monkeypatch, beam):
     steps, step = [], predictor.model.step
     monkeypatch.setattr(predictor.model, "step", lambda *given: steps.append(1) or step(*given))
-    settings = predictor.config.decode.model_copy(update={"beam_size": beam, "max_ratio": 2.0, "max_extra": 0})
+    limits = {"max_ratio": 2.0, "max_extra": 0, "min_length": 16}  # each goes on to its limit
+    settings = predictor.config.decode.model_copy(update={"beam_size": beam, **limits})
     sources = predictor.encode(["abcdabcd", "", "a"])
     when = {}
     for place, outputs in filter(None, predictor.answer(sources, Request(settings))):

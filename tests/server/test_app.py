@@ -81,6 +81,8 @@ def test_predict(client, predictor):
             logprobs = [token.logprob for token in output.tokens]
             assert [token["logprob"] for token in answer["tokens"]] == pytest.approx(logprobs)
     assert found["answers"][1] == [{"text": "", "score": 0.0, "tokens": [], "flags": []}]
+    bare = client.post("/v1/predict", json={"text": "abc", "logprobs": False}).json()["answers"][0][0]
+    assert {token["logprob"] for token in bare["tokens"]} == {None}
 
 
 def test_what_is_suspicious_is_said_of_its_own_text():

@@ -33,7 +33,7 @@ def predictors(tmp_path_factory, tiny_run):
     return {
         "turn": regard.load(tiny_run, device="cpu"),
         "letters": language_run(folder / "letters", ENGLISH, "char", add_bos=False),
-        "bytes": language_run(folder / "bytes", KOREAN, "byte", steps=150),
+        "bytes": language_run(folder / "bytes", KOREAN, "byte", steps=400),
         "words": language_run(folder / "words", ENGLISH, "bpe", steps=20, positions="rotary"),
     }
 

@@ -21,7 +21,7 @@ from conftest import TINY, tiny, train_tiny
 from regard.config.run import TrainConfig
 from regard.config.toml import change as with_changes
 from regard.config.toml import merge, parse, read, recipes, validate
-from regard.data.batching import Row, collate, iterate_updates, plan_epoch
+from regard.data.batching import collate, plan_epoch
 from regard.data.examples import Example
 from regard.data.vocabulary import PAD
 from regard.errors import ConfigError, DataError, RunError, TrainError
@@ -272,18 +272,6 @@ def test_learning_rates():
     assert learning_rate(12, cosine) == pytest.approx(0.25)
     assert learning_rate(20, cosine) == pytest.approx(0.0)
     assert learning_rate(17, config.model_copy(update={"schedule": "constant"})) == 0.5
-
-
-def test_batches_start_anywhere():
-    rows = [Row([4] * (i % 5 + 1), [5] * (i % 3 + 1)) for i in range(40)]
-    config = TrainConfig(batch_tokens=12, accumulate=3)
-    stream = iterate_updates(rows, config, 0)
-    first = [next(stream) for _ in range(30)]
-    assert len(plan_epoch(rows, 12, 1, 0)) < 3 * 30  # several epochs
-    for start in (0, 1, 7, 19):
-        later = next(iterate_updates(rows, config, start))
-        for left, right in zip(first[start], later, strict=True):
-            assert torch.equal(left.source, right.source)
 
 
 def test_adam_equals_the_formula():
@@ -641,6 +629,15 @@ def test_validation_examples_come_from_everywhere():
     assert [example.source for example in spread(examples, 4, together=False)] == ["0", "2", "5", "7"]
     assert spread(examples, 20, together=False) == examples
     assert spread(examples, 3, together=True) == examples[:3]
+
+
+def test_labels_are_counted_without_the_special_entries(tmp_path):
+    (tmp_path / "t.txt").write_text("".join(f"{'abc'[n % 3]} text {n}\n" for n in range(30)))
+    text = '[data]\nkind = "labelled"\ntrain = "t.txt"\n[text]\nsource = {kind = "char"}\ntarget = {kind = "label"}\n'
+    text += '[model]\nkind = "classifier"\nsize = 8\nheads = 2\n[evaluate]\nmetrics = ["accuracy"]\n'
+    (tmp_path / "my.toml").write_text(text)
+    prepared = prepare(read(str(tmp_path / "my.toml")))
+    assert prepared.facts().startswith(f"vocabulary {prepared.task.source.size}, 3 labels; ")
 
 
 def test_the_length_of_training_follows_the_data(tmp_path):

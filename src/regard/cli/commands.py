@@ -153,8 +153,9 @@ def predict(
         continue_prompt(predictor, prompt)
 
 
-@app.command()
+@app.command(context_settings={"allow_extra_args": True})
 def evaluate(
+    context: typer.Context,
     run: Run,
     split: Annotated[str, typer.Option(help="test, valid or train.")] = "test",
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
@@ -166,10 +167,13 @@ def evaluate(
     """Score a run on its test data: overall, and by source length.
 
     Examples: `regard evaluate runs/n --json`, `regard evaluate runs/n --set decode.beam_size=5`,
-    `regard evaluate runs/n --set evaluate.unseen=true`
+    `regard evaluate runs/n --set evaluate.unseen=true`, `regard evaluate runs/n --set data.test=other.tsv`
     """
     from regard.cli.verbs import score_split
 
+    if more := context.args:
+        file = f"a file to score on is --set data.test={more[0]}, with its data.kind if that is another"
+        raise ConfigError(f"{more[0]} is one name too many behind {run}: {file}; runs are scored one by one.")
     if split not in ("test", "valid", "train"):
         raise ConfigError(f"--split is {split!r}, expected test, valid or train.")
     score_split(regard.load(run, changes or (), device, engine), run, split, outputs, as_json)

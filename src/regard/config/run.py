@@ -98,6 +98,13 @@ class DecodeConfig(Settings):
     quantization: Literal["float32", "int8", "int8_float32", "int16", "bfloat16"] = "float32"
     """How CTranslate2 stores and multiplies weights, where it decodes; int8 is faster and less exact."""
 
+    @model_validator(mode="after")
+    def sampling_is_on(self) -> "DecodeConfig":
+        asked = [name for name in ("temperature", "top_k", "top_p") if getattr(self, name) not in (None, 1.0)]
+        if asked and not self.sample:
+            raise ValueError(f"{' and '.join(asked)} would do nothing without sampling: set decode.sample = true too")
+        return self
+
 
 class EvaluateConfig(Settings):
     """What is measured; the first metric decides which checkpoint is best."""

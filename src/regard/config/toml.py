@@ -41,6 +41,8 @@ def find(name_or_path: str) -> Path:
     path = Path(name_or_path)
     if path.is_dir():
         raise ConfigError(f"{path} is a directory, expected a .toml file or a recipe's name.")
+    if path.exists() and path.suffix != ".toml":
+        raise ConfigError(f"{path} is no .toml file. Data is named in one, as data.train (README, Your own data).")
     if path.exists():
         return path
     if path.suffix == ".toml":
@@ -60,22 +62,36 @@ def parse(path: Path, changes: Iterable[str] = (), warn: Warn = warnings.warn) -
         raise ConfigError(f"{path} is not TOML: {error}.") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
-    changes = list(changes)
-    tree = drop_leftovers(merge(map_paths(tree, place), changes), changes, warn)
+    changes, before = list(changes), get_kinds(tree)
+    tree = drop_leftovers(merge(map_paths(tree, place), changes), before, changes, warn)
     return validate(tree, f"{path} with --set" if changes else str(path))
 
 
-def drop_leftovers(tree: dict[str, Any], changes: Iterable[str], warn: Warn) -> dict[str, Any]:
-    """The same tree without settings of a file that only other kinds of model or data have, as when its kind was
-    changed: they are said. Settings that no kind has, or that a change gives, stay to be refused."""
+def get_kinds(tree: dict[str, Any]) -> dict[str, str]:
+    """The kinds of data and model, as far as a tree names them."""
+    groups = {name: tree.get(name) for name in ("data", "model")}
+    return {name: str(group.get("kind")) for name, group in groups.items() if isinstance(group, dict)}
+
+
+def list_kinds(group: str) -> dict[str, type[BaseModel]]:
+    """The settings of every kind of data or of model."""
+    models = list(find_models(Config.model_fields[group].annotation))
+    return {kind: one for one in models for kind in typing.get_args(one.model_fields["kind"].annotation)}
+
+
+def drop_leftovers(tree: dict[str, Any], before: dict[str, str], changes: Iterable[str], warn: Warn) -> dict[str, Any]:
+    """The same tree without settings that only other kinds of model or data have, or that the kind `before` the changes
+    had in another form (a number of examples, not files): they are said. Settings that no kind has, or that a change
+    gives, stay to be refused."""
     given = {change.partition("=")[0].strip() for change in changes}
     for group in ("data", "model"):
-        models = list(find_models(Config.model_fields[group].annotation))
-        kinds = {kind: one for one in models for kind in typing.get_args(one.model_fields["kind"].annotation)}
+        kinds = list_kinds(group)
         settings = tree.get(group)
         if group in given or not isinstance(settings, dict) or (kind := str(settings.get("kind"))) not in kinds:
             continue
-        elsewhere = {name for model in kinds.values() for name in model.model_fields} - {*kinds[kind].model_fields}
+        old, own = kinds.get(before.get(group, ""), kinds[kind]).model_fields, kinds[kind].model_fields
+        elsewhere = {name for model in kinds.values() for name in model.model_fields} - {*own}
+        elsewhere |= {name for name in {*own} & {*old} - {"kind"} if own[name].annotation != old[name].annotation}
         if left := [name for name in settings if name in elsewhere and f"{group}.{name}" not in given]:
             tree[group] = {name: value for name, value in settings.items() if name not in left}
             warn(f"{group}.kind {kind!r} has no {', '.join(left)}: left out, they belong to another kind.")
@@ -83,9 +99,15 @@ def drop_leftovers(tree: dict[str, Any], changes: Iterable[str], warn: Warn) -> 
 
 
 def change(config: Config, changes: Iterable[str]) -> Config:
-    """The same settings with `a.b=c` changes; file names in them are made absolute."""
+    """The settings of a run with `a.b=c` changes; file names in them are made absolute."""
     changes = list(changes)
-    made = validate(merge(config.model_dump(exclude_none=True), changes), "--set")
+    before = config.model_dump(exclude_none=True)
+    kinds = get_kinds(before)
+    tree = drop_leftovers(merge(before, changes), kinds, changes, lambda text: None)
+    files = [name for name, one in list_kinds("data").items() if "train" in one.model_fields]
+    if (kind := get_kinds(tree).get("data", "")) != kinds["data"] and kind in files:
+        tree["data"].setdefault("train", ())  # other files to evaluate on: none to learn from are needed
+    made = validate(tree, "--set")
     return resolve_paths(made) if changes else made
 
 

@@ -35,7 +35,10 @@ def cut(examples: list[Example], count: int, name: str) -> tuple[list[Example], 
     machine, whatever the order of the file. Returns (the rest, the cut)."""
     sources = {example.source for example in examples}
     if len(sources) <= count:
-        raise DataError(f"cannot cut {count:,} sources for {name}: the training data has {len(sources):,} in all.")
+        raise DataError(
+            f"data.cut_{name} = {count:,} is too much: the training data has {len(sources):,} different sources in all."
+            f" Lower it, or give files of their own in data.{name}."
+        )
     chosen = set(sorted(sources, key=lambda text: fingerprint(f"{name}\t{text}"))[:count])
     rest = [example for example in examples if example.source not in chosen]
     return rest, [example for example in examples if example.source in chosen]

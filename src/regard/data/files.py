@@ -1,7 +1,7 @@
 """The bytes and the lines of files.
 
 A byte order mark and CRLF are taken off; gzip is unzipped; a line that is not UTF-8 comes as None. UTF-16 is refused,
-and so are lines that end in a carriage return alone.
+and so are files of another encoding and lines that end in a carriage return alone.
 """
 
 import gzip
@@ -20,7 +20,16 @@ def read_lines(path: str, obtain: str = "") -> list[str | None]:
     if b"\n" not in raw and b"\r" in raw.rstrip():
         convert = r"Convert it: tr '\r' '\n' < OLD > NEW."
         raise DataError(f"{path} has lines that end in CR alone, expected LF or CRLF. {convert}")
-    return split_lines(raw)
+    found = split_lines(raw)
+    check_encoding(path, found)
+    return found
+
+
+def check_encoding(path: str, lines: list[str | None]) -> None:
+    """Refuse a file most of whose lines (of more than a few) are not UTF-8: it was written in another encoding."""
+    if (bad := lines.count(None)) > max(9, len(lines) // 2):
+        convert = "Convert it, as Korean from Windows: iconv -f CP949 -t UTF-8 OLD > NEW."
+        raise DataError(f"{path} is not UTF-8 in {bad:,} of {len(lines):,} lines. {convert}")
 
 
 def split_lines(raw: bytes) -> list[str | None]:

@@ -20,7 +20,16 @@ from regard.config import data
 from regard.data.columns import read_columns, read_conllu
 from regard.data.cutting import cut_shares, cut_sources
 from regard.data.examples import Dropped, Example, Question, Splits
-from regard.data.files import MARK, decode_line, drop_trailing_blanks, is_blank, read_bytes, read_lines, split_lines
+from regard.data.files import (
+    MARK,
+    check_encoding,
+    decode_line,
+    drop_trailing_blanks,
+    is_blank,
+    read_bytes,
+    read_lines,
+    split_lines,
+)
 from regard.errors import DataError
 
 Read = Iterator[Example | Dropped]
@@ -54,7 +63,8 @@ def read_parallel(settings: data.ParallelData, sides: data.Sides) -> Read:
 
 def read_table(settings: data.TableData, path: str) -> Read:
     """Rows of a tab- or comma-separated file. Tabs separate as they are; commas follow the quoting rules of CSV. A row
-    that goes on behind the last column of the first one, as with a separator in its text, is not cut but dropped."""
+    that goes on behind the last column of the first one, as with a separator in its text, is not cut but dropped; so is
+    one that ends before a column that is read."""
     rows = (read_csv_rows if settings.kind == "csv" else read_tsv_rows)(path, settings.obtain)
     columns: tuple[int, int] | None = None
     if isinstance(settings.source, int) and isinstance(settings.target, int):
@@ -72,13 +82,26 @@ def read_table(settings: data.TableData, path: str) -> Read:
             yield Dropped("empty", where)
         elif settings.kind == "tsv" and any("\r" in cell for cell in row):
             yield Dropped("carriage return inside the line", where)
+        elif len(row) <= max(columns) < width:
+            yield Dropped("too few columns", where)
         elif len(row) <= max(columns):
-            wanted = max(columns) + 1
-            raise DataError(f"{where} has {len(row)} columns, expected at least {wanted} ({settings.kind}).")
+            raise DataError(describe_short_row(settings.kind, where, row, max(columns) + 1))
         elif any(cell.strip() for cell in row[width:]):
             yield Dropped("more columns than the first row", where)
         else:
             yield Example(row[columns[0]], row[columns[1]], where)
+
+
+def describe_short_row(kind: str, where: str, row: list[str], wanted: int) -> str:
+    """What is wrong with a file whose first row ends before a column that is read."""
+    came = f"{where} has {len(row)} column{'s' * (len(row) != 1)}, expected at least {wanted} ({kind})."
+    advice = {
+        "\t": 'It holds a tab: data.kind = "tsv".',
+        ";": "It holds a semicolon: save the file with commas (csv) or tabs (tsv) between its columns.",
+        ",": 'It holds a comma: data.kind = "csv".',
+        "": "data.source and data.target say which columns are read.",
+    }
+    return f"{came} {next(text for mark, text in advice.items() if any(mark in cell for cell in row))}"
 
 
 def find_column(wanted: str | int, header: list[str] | None, path: str) -> int:
@@ -98,7 +121,9 @@ def read_tsv_rows(path: str, obtain: str) -> Iterator[tuple[int, list[str] | Non
 def read_csv_rows(path: str, obtain: str) -> Iterator[tuple[int, list[str] | None]]:
     """Rows of a CSV file: a quoted field may hold line ends, so lines cannot be decoded one by one; a byte that is
     not UTF-8 becomes a lone surrogate, and its row counts as undecodable."""
-    text = read_bytes(path, obtain).decode("utf-8-sig", "surrogateescape").rstrip() + "\n"
+    raw = read_bytes(path, obtain)
+    check_encoding(path, split_lines(raw))
+    text = raw.decode("utf-8-sig", "surrogateescape").rstrip() + "\n"
     csv.field_size_limit(2**31 - 1)  # the library's own limit is 131,072 characters: a document may be longer
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     number = 1

@@ -96,7 +96,12 @@ class Vocabulary:
 
     def encode_all(self, texts: Sequence[str]) -> list[Tokens]:
         """As `encode`, for many texts at once."""
-        encodings = self.tokenizer.encode_batch([clean(text) for text in texts], add_special_tokens=False)
+        try:
+            encodings = self.tokenizer.encode_batch([clean(text) for text in texts], add_special_tokens=False)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in Rust is no Exception
+            raise RunError(f"the tokenizer of this run cannot read the text: {error}.") from error
         found = zip(texts, encodings, strict=True)
         return [self.tokens(text, encoding.ids, encoding.offsets) for text, encoding in found]
 

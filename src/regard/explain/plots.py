@@ -251,7 +251,7 @@ def save_map(
 
 def save_grid(path: Path, maps: Sequence[tuple[str, Tensor]]) -> None:
     """Every head (column) of every map (row) as a small picture, each in its own scale: named weights (heads, query,
-    key)."""
+    key). Too small for tokens: one map is drawn with them (`save_map`)."""
     most = max(len(weights) for _, weights in maps)
     with open_figure(path, most, len(maps), (1.6 + 1.5 * most, 1.5 * len(maps))) as axes:
         for line, (name, weights) in zip(axes, maps, strict=True):

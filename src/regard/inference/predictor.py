@@ -141,6 +141,8 @@ class Predictor:
         """Sources as the model reads them; those that are cut are counted. Errors count from `first`."""
         if isinstance(sources, str):
             raise InputError("several texts are wanted, as a list; one text alone came.")
+        if not isinstance(sources, Iterable):
+            raise InputError(f"a text or a list of texts is wanted, {type(sources).__name__} came.")
         found = self.encode_each(list(sources), what, first)
         for one in found:
             if isinstance(one, InputError):

@@ -68,9 +68,9 @@ def describe_model(name: str, predictor: Predictor, since: int) -> dict[str, Any
     }
 
 
-def describe_answer(answer: Answer) -> dict[str, Any]:
+def describe_answer(answer: Answer, logprobs: bool) -> dict[str, Any]:
     """An answer in /v1/predict, with the details that its task's answers have."""
-    tokens = [{"text": token.text, "logprob": token.logprob} for token in answer.tokens]
+    tokens = [{"text": token.text, "logprob": token.logprob if logprobs else None} for token in answer.tokens]
     return {**answer.tree(), "tokens": tokens, "flags": list(answer.flags)}
 
 
@@ -105,7 +105,7 @@ def own_routes(service: Service, guarded: Sequence[Any]) -> APIRouter:
         service.check(sources)
         settings = schemas.decode_settings(predictor, body.settings)
         found = await service.answers(name, sources, body.best, settings, logprobs=body.logprobs)
-        trees = [[describe_answer(answer) for answer in answers] for answers in found]
+        trees = [[describe_answer(answer, body.logprobs) for answer in answers] for answers in found]
         return JSONResponse({"model": name, "answers": trees})
 
     @router.post("/v1/look", responses=problems)

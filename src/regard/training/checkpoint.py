@@ -208,7 +208,11 @@ def load_config(run: Path) -> Config:
     if not run.is_dir():
         raise RunError(f"{run} is not a run: {'it is a file' if run.exists() else 'it does not exist'}.")
     if not (run / "config.toml").exists():
-        raise RunError(f"{run} is not a run: it has no config.toml. A run is what `regard train` makes.")
+        inside = sorted(path.parent.name for path in run.glob("*/config.toml"))
+        hint = f" There are runs inside it: {', '.join(inside[:9])}{', ...' * (len(inside) > 9)}." if inside else ""
+        if (run / "config.json").exists():
+            hint = f" It may be a model of Hugging Face's: `regard import {run} NEW` makes a run of it."
+        raise RunError(f"{run} is not a run: it has no config.toml. A run is what `regard train` makes.{hint}")
     return parse(run / "config.toml")
 
 

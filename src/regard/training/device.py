@@ -21,7 +21,8 @@ def choose(name: str = "auto") -> torch.device:
         torch.empty(1, device=name).item()
         return torch.device(name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0][:100]
+        known = name.partition(":")[0] in ("cpu", "cuda", "mps")
+        reason = str(error).splitlines()[0][:100] if known else "it is none of these"
         raise ConfigError(f"the device {name!r} cannot be used: {reason}. Choose auto, cpu, cuda or mps.") from error
 
 

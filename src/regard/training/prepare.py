@@ -15,7 +15,7 @@ from regard.config.toml import suggest
 from regard.data.batching import Batch, Row
 from regard.data.examples import Example, Ledger, Splits
 from regard.data.splits import read_raw, read_splits
-from regard.data.vocabulary import UNK, Vocabularies
+from regard.data.vocabulary import SPECIAL, UNK, Vocabularies
 from regard.errors import DataError, RunError
 from regard.nn.loss import Trainable
 from regard.tasks import find_task, make_task
@@ -62,6 +62,8 @@ class Prepared:
         """What a user wants to know before training: sizes, lengths, padding, epochs."""
         both, train = self.task.vocabularies, self.config.train
         sizes = " / ".join(f"{one.size:,}" for one in (both[:1] if both.shared else both))
+        if (target := self.config.text.target) and target.kind == "label":
+            sizes = f"{both.source.size:,}, {both.target.size - len(SPECIAL):,} labels"
         steps = train.steps or 0
         length = f"{steps:,} updates are {steps * train.accumulate / self.epoch:,.1f} epochs"
         early = f", fewer if {train.patience} validations bring nothing better" if train.patience else ""
