@@ -19,8 +19,8 @@ ROOMS = {
     "attention": ["masks", "positions", "scores", "chain", "trees", "matching", "normalizers", "equation"],
     "nn": ["layers", "attention", "kv_cache", "state", "transformer", "recurrent", "loss", "word_vectors"],
     "tasks": [
-        *("answers", "axes", "page", "task", "generation", "seq2seq", "language_model", "lineup", "encoder", "embedding"),
-        *("classification", "question_answering", "tagging", "__init__"),
+        *("answers", "axes", "page", "task", "generation", "seq2seq", "language_model", "lineup", "encoder"),
+        *("embedding", "classification", "question_answering", "tagging", "__init__"),
     ],
     "training": ["device", "lock", "manifest", "checkpoint", "prepare", "trainer"],
     "inference": [

@@ -16,8 +16,8 @@ from regard.nn.state import Hypothesis
 from regard.tasks.task import Answer, Answered, Generate, Metric, Task, Token
 
 WRITTEN: tuple[str | Metric, ...] = (
-    "bleu", "chrf", "ter", "exact", "prefix", "error", "accuracy", "wer", "cer", "per", "perplexity", "rouge1", "rouge2",
-    "rougel", "span_exact", "span_f1",
+    "bleu", "chrf", "ter", "exact", "prefix", "error", "accuracy", "wer", "cer", "per", "perplexity", "rouge1",
+    "rouge2", "rougel", "span_exact", "span_f1",
 )  # fmt: skip
 
 
