@@ -364,3 +364,16 @@ def test_recipes_are_listed(typed):
     _, said, _ = typed("recipes")
     for name in ("reverse", "numbers", "dates", "g2p", "multi30k", "multi30k-rnn", "multi30k-rnn-plain"):
         assert name in said
+
+
+def test_a_tokenizer_that_panics_is_no_traceback(says, tiny_run, monkeypatch):
+    """A panic of the library's Rust code is no Exception."""
+
+    class PanicException(BaseException):
+        """As pyo3 names it."""
+
+    def panic(*given):
+        raise PanicException("index out of bounds")
+
+    monkeypatch.setattr("regard.cli.verbs.answer_input", panic)
+    assert says("predict", tiny_run).startswith("the tokenizer cannot read a text: index out of bounds. Is the run's")

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
 from regard.config.text import Tokenization
@@ -389,11 +388,3 @@ def test_ids_with_gaps_are_refused(tmp_path):
     path.write_text(json.dumps(tree), encoding="utf-8")
     with pytest.raises(RunError, match="not a vocabulary of regard: the ids of its entries have gaps"):
         Vocabulary.load(path)
-
-
-def test_a_tokenizer_that_panics_while_it_reads_is_an_error():
-    """A panic of the library's own language is no Exception."""
-    tree = json.loads(Vocabulary.learn(["a b"], Tokenization(kind="word")).dump())
-    tree["pre_tokenizer"] = {"type": "FixedLength", "length": 0}
-    with pytest.raises(RunError, match="the tokenizer of this run cannot read the text: "):
-        Vocabulary(Tokenizer.from_str(json.dumps(tree))).encode("a")

@@ -339,3 +339,8 @@ def main() -> None:
     except RegardError as error:
         print(f"regard: {error}", file=sys.stderr)
         sys.exit(2)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of a tokenizer's Rust code; it has no name to import
+            raise
+        print(f"regard: the tokenizer cannot read a text: {error}. Is the run's tokenizer.json whole?", file=sys.stderr)
+        sys.exit(2)

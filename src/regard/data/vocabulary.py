@@ -96,12 +96,7 @@ class Vocabulary:
 
     def encode_all(self, texts: Sequence[str]) -> list[Tokens]:
         """As `encode`, for many texts at once."""
-        try:
-            encodings = self.tokenizer.encode_batch([clean(text) for text in texts], add_special_tokens=False)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # a panic in Rust is no Exception
-            raise RunError(f"the tokenizer of this run cannot read the text: {error}.") from error
+        encodings = self.tokenizer.encode_batch([clean(text) for text in texts], add_special_tokens=False)
         found = zip(texts, encodings, strict=True)
         return [self.tokens(text, encoding.ids, encoding.offsets) for text, encoding in found]
 

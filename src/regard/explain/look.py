@@ -31,7 +31,7 @@ from regard.inference.degeneration import find_flags
 from regard.inference.engine import Request, TorchEngine
 from regard.inference.predictor import Predictor
 from regard.nn.attention import Attention
-from regard.tasks.axes import Piece, Structure, Tokens
+from regard.tasks.axes import Structure, Tokens, find_word
 from regard.tasks.task import Answer
 from regard.training.checkpoint import write_file
 
@@ -39,12 +39,6 @@ ROOM = 2 * 2**30
 """Bytes that all maps of one look may take."""
 NUMBERS = 2**24
 """Weights that are written as numbers at most: each is an object of Python's, eight times as large."""
-
-
-def find_word(text: str, piece: Piece) -> int | None:
-    """The number of the word, parted by white space, that a token is in; none for a special one."""
-    letters = [place for place in range(piece.start, piece.end) if not text[place].isspace()]
-    return len(text[: letters[0] + 1].split()) - 1 if letters else None
 
 
 class Use:
@@ -136,8 +130,8 @@ class Look:
     @cached_property
     def heads(self) -> dict[str, int]:
         """The name of every map and how many heads it has; no map is made for that."""
-        own = {name: len(one.weights) for name, one in self.structures.items()}
-        return {name: use.attention.heads for name, use in self.uses.items()} | own
+        uses = {name: use.attention.heads for name, use in self.uses.items()}
+        return uses | {name: len(one.weights) for name, one in self.structures.items()}
 
     @cached_property
     def maps(self) -> list[Map]:
@@ -186,8 +180,8 @@ class Look:
         given = self.uses[name].vectors()
         heads, rows, _ = given.queries.shape
         if not 0 <= row < rows or not 0 <= head < heads:
-            wrong = f"row {row} of head {head} was asked for"
-            raise InputError(f"{wrong}; {name} has {heads} heads (from 0) of {rows} rows.")
+            asked = f"row {row} of head {head} was asked for"
+            raise InputError(f"{asked}; {name} has {heads} heads (from 0) of {rows} rows.")
         query, keys, values = given.queries[head, row], given.keys[head], given.values[head]
         attention, seen = given.attention, given.seen[row]
         plain = dot if attention.score is scaled_dot else attention.score
@@ -231,7 +225,8 @@ class Look:
 
     def is_tree(self, name: str | None = None) -> bool:
         """Whether the weights of a map are soft parents, which can be drawn as arcs."""
-        return self.uses[self.find_map(name)].attention.kind == "tree"
+        use = self.uses.get(self.find_map(name))
+        return use is not None and use.attention.kind == "tree"
 
     def tree(
         self, *, packed: bool = False, full: Collection[str] | None = None, vectors: Collection[str] = ()

@@ -18,6 +18,12 @@ class Piece(NamedTuple):
     end: int
 
 
+def find_word(text: str, piece: Piece) -> int | None:
+    """The number of the word, parted by white space, that a token is in; none for a special one."""
+    letters = [place for place in range(piece.start, piece.end) if not text[place].isspace()]
+    return len(text[: letters[0] + 1].split()) - 1 if letters else None
+
+
 Tokens = dict[str, list[Piece]]
 """The three axes of docs/maps.md: key, query, input."""
 
