@@ -334,3 +334,10 @@ def test_ledgers_of_shared_documents_add_up(share, counts, tmp_path):
         assert ledger.read == ledger.kept + sum(map(len, ledger.dropped.values()))
     whole = "".join(example.target for part in splits[:3] for example in part)
     assert whole == "".join(f"text {n}" for n in range(10))  # in their order, train, validation, test
+
+
+def test_unknown_words_are_counted_on_both_sides(tmp_path):
+    (tmp_path / "t.tsv").write_text("a b\tx y\na b\tx z\na c\tx x\n")
+    words = 'text={source={kind="word",min_count=2},target={kind="word",min_count=2}}'
+    found = find_doubts(prepare(read("reverse", [f"data={{kind='tsv', train='{tmp_path / 't.tsv'}'}}", words])))
+    assert "3 training tokens are <unk>: their words are rarer than min_count." in found  # c, y, z

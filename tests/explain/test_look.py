@@ -515,3 +515,10 @@ def test_a_picture_of_trees_has_arcs(kind, tmp_path):
         sizes.append((tmp_path / "map.svg").read_text().count("<path"))
     assert sizes[0] > sizes[1]
     assert found.find_map() == others[-1]
+
+
+def test_no_token_ends_before_it_begins():
+    """A later token may take back what an earlier one seemed to have written."""
+    begun = iter(["ab", "aX", "abc"])
+    vocabulary = SimpleNamespace(continued=lambda prompt, ids: next(begun))
+    assert [piece[1:] for piece in written_pieces(vocabulary, [4, 5, 6], "abc")] == [(0, 2), (2, 2), (2, 3)]

@@ -304,3 +304,9 @@ def test_language_names():
         "source",
         "x" * 99,
     ]
+
+
+def test_a_model_reads_what_html_means():
+    with live({"told": saying(lambda text: [text.replace("e", "a")], "text.languages=['en','de']")}) as server:
+        html = {"q": "<p>b&#101;e</p>", "source": "en", "target": "de", "format": "html"}
+        assert httpx.post(f"{server.url}/translate", json=html, timeout=30).json()["translatedText"] == "<p>baa</p>"

@@ -22,7 +22,7 @@ from regard.data.batching import Batch, Row, plan_windows, read_windows
 from regard.data.examples import Example
 from regard.data.vocabulary import BOS, EOS, PAD, Vocabularies, Vocabulary
 from regard.errors import DataError, InputError
-from regard.nn.state import State
+from regard.nn.state import Hypothesis, State
 from regard.tasks import make_task
 from regard.training.prepare import read_examples
 
@@ -339,3 +339,17 @@ def test_maps_of_prompts_are_those_of_the_whole_text(run, beam):
     for wrong in ([*written, EOS], [BOS, *written]):
         with pytest.raises(InputError, match=r"not decoded from this source .* without <bos> and <eos>"):
             maps.of(ids, wrong)
+
+
+def test_a_continuation_keeps_the_space_it_begins_with():
+    vocabulary = Vocabulary.learn(["the quick brown fox"] * 9, Tokenization(kind="bpe", size=300))
+    config = Config(
+        data=DocumentData(kind="text", train=("x",)),
+        model=LanguageModelConfig(kind="language model", layers=1, size=8, heads=1, feedforward=8),
+        text=TextConfig(source=Tokenization(kind="bpe", size=300)),
+    )
+    task = make_task(config, Vocabularies(vocabulary, vocabulary))
+    (prompt,), whole = task.encode(["the"]), vocabulary.encode("the quick").ids
+    known = vocabulary.encode("the").ids
+    assert whole[: len(known)] == known
+    assert task.make_answer(prompt, Hypothesis(whole[len(known) :], 0.0, None)).text == " quick"

@@ -747,3 +747,18 @@ def test_a_resumed_training_multiplies_as_it_began(tmp_path, monkeypatch):
     monkeypatch.setattr("regard.evaluation.fit.precision", lambda place, kind: wanted.append(kind) or torch.float32)
     fit(prepared, tmp_path / "run", lambda event: None, device="cpu")
     assert wanted == ["float32"]
+
+
+def test_a_model_is_validated_without_dropout_and_trained_with_it(tmp_path):
+    modes = []
+    prepared = start_run(tiny(), tmp_path / "run")
+    model = build(prepared)
+    step = model.forward
+    model.forward = lambda *given: modes.append(("train", model.training)) or step(*given)
+    train(
+        *(model, prepared.batches, prepared.config.train, tmp_path / "run"),
+        validate=lambda validated: modes.append(("valid", validated.training)) or {"exact": 1.0},
+        better=lambda new, old: new > old,
+        report=lambda event: None,
+    )
+    assert set(modes) == {("train", True), ("valid", False)}
