@@ -23,11 +23,17 @@ def drawn(n, batch=3):
     return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(3)]
 
 
+def places_mask(pattern, queries, keys):
+    """The mask of the last `queries` of so many tokens."""
+    places = torch.arange(keys)
+    return sparse_mask(pattern, places[keys - queries :], places, keys)
+
+
 def dense(query, keys, values, pattern, bias):
     """The context of one row by a dense mask."""
     n = query.shape[-2]
     score = scaled_dot if bias is None else biased(scaled_dot, bias(distance(n, n)))
-    return attend(query, keys, values, sparse_mask(pattern, n, n), score=score).context
+    return attend(query, keys, values, places_mask(pattern, n, n), score=score).context
 
 
 PATTERNS = [
@@ -59,33 +65,33 @@ def test_blocks_are_a_dense_mask_with_gradients_whatever_the_padding(pattern, n)
 @pytest.mark.parametrize("n", [1, 5, 17, 40])
 @pytest.mark.parametrize("width", [1, 3, 8])
 def test_a_window_of_words_is_the_mask_of_that_name(n, width):
-    assert torch.equal(sparse_mask(Pattern(width, 1, width), n, n), window(n, n, width))
-    assert torch.equal(sparse_mask(Pattern(width, 1, width, causal=True), n, n), window(n, n, width) & causal(n, n))
+    assert torch.equal(places_mask(Pattern(width, 1, width), n, n), window(n, n, width))
+    assert torch.equal(places_mask(Pattern(width, 1, width, causal=True), n, n), window(n, n, width) & causal(n, n))
 
 
 def test_every_block_sees_what_the_pattern_says():
     pattern, count = Pattern(4, 1, None, 2, 3, seed=5), 20
-    mask = sparse_mask(pattern, 4 * count, 4 * count)[::4, ::4]
+    mask = places_mask(pattern, 4 * count, 4 * count)[::4, ::4]
     assert mask[:2].all()
     assert mask[:, :2].all()
     for own in range(4, count - 1):
         assert mask[own, own - 1 : own + 2].all()
         assert mask[own].sum() == 3 + 2 + 3
-    assert not torch.equal(mask, sparse_mask(pattern._replace(seed=6), 4 * count, 4 * count)[::4, ::4])
+    assert not torch.equal(mask, places_mask(pattern._replace(seed=6), 4 * count, 4 * count)[::4, ::4])
 
 
 def test_more_random_blocks_than_exist_are_all_of_them():
-    assert sparse_mask(Pattern(2, 0, None, 0, 99), 9, 9).all()
-    assert torch.equal(sparse_mask(Pattern(2, 0, None, 0, 99, causal=True), 9, 9), causal(9, 9))
+    assert places_mask(Pattern(2, 0, None, 0, 99), 9, 9).all()
+    assert torch.equal(places_mask(Pattern(2, 0, None, 0, 99, causal=True), 9, 9), causal(9, 9))
 
 
 def test_what_a_causal_pattern_shows_does_not_depend_on_what_follows():
     """So each step of decoding sees what training saw."""
     pattern = Pattern(3, 1, None, 1, 2, causal=True)
-    whole = sparse_mask(pattern, 50, 50)
+    whole = places_mask(pattern, 50, 50)
     for n in range(1, 50):
-        assert torch.equal(sparse_mask(pattern, 1, n)[0], whole[n - 1, :n])
-        assert torch.equal(sparse_mask(pattern, min(n, 4), n), whole[max(0, n - 4) : n, :n])
+        assert torch.equal(places_mask(pattern, 1, n)[0], whole[n - 1, :n])
+        assert torch.equal(places_mask(pattern, min(n, 4), n), whole[max(0, n - 4) : n, :n])
     assert (list_blocks(pattern, 17)[:9, :6] == list_blocks(pattern, 9)[:, :6]).all()
 
 

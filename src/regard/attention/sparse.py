@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.equation import KeyValues
-from regard.attention.masks import distance, padding
+from regard.attention.masks import padding
 
 Bias = Callable[[Tensor], Tensor]
 """What is added to scores, by how far ahead of its query a key is: (.., 1, query, key) -> (.., heads, query, key)."""
@@ -51,18 +51,26 @@ def list_blocks(pattern: Pattern, count: int) -> Tensor:
         return torch.tensor([row + [-1] * (slots - len(row)) for row in rows]).view(count, slots)
 
 
-def sparse_mask(pattern: Pattern, queries: int, keys: int, device: torch.device | None = None) -> Tensor:
-    """The pattern of a sequence of `keys` tokens as a mask (query, key) of the last `queries` of them: for a step of
-    decoding, and as an oracle."""
-    blocks = list_blocks(pattern, -(-keys // pattern.block))
-    seen = torch.zeros(len(blocks), len(blocks) + 1, dtype=torch.bool)
+def sparse_mask(pattern: Pattern, queries: Tensor, keys: Tensor, length: int) -> Tensor:
+    """The pattern of a sequence of so many tokens as a mask (.., query, key), of queries (.., query) and keys (.., key)
+    that stand at these places: for a step of decoding, for a map, and as an oracle."""
+    blocks = list_blocks(pattern, -(-length // pattern.block)).to(queries.device)
+    seen = torch.zeros(len(blocks), len(blocks) + 1, dtype=torch.bool, device=queries.device)
     seen = seen.scatter_(1, blocks % (len(blocks) + 1), 1)[:, :-1]  # -1 has gone into the last column
     seen[: pattern.first] = True
-    place, far = torch.arange(keys) // pattern.block, distance(queries, keys)
-    mask = seen[place[keys - queries :, None], place]
+    far = keys[..., None, :] - queries[..., None]
+    rows, columns = (places.clamp(0, length - 1) // pattern.block for places in (queries, keys))
+    mask = seen[rows[..., None], columns[..., None, :]]
     if pattern.width is not None:
         mask &= far.abs() <= pattern.width
-    return (mask & (far <= 0) if pattern.causal else mask).to(device)
+    return mask & (far <= 0) if pattern.causal else mask
+
+
+def batch_mask(pattern: Pattern, n: int, lengths: Tensor) -> Tensor:
+    """The patterns of rows of these lengths as a mask (batch, 1, query, key); padding is not seen."""
+    places = torch.arange(n, device=lengths.device)
+    masks = [sparse_mask(pattern, places, places, max(1, length)) for length in lengths.tolist()]
+    return torch.stack(masks)[:, None] & padding(lengths, n)
 
 
 def attend_blocks(

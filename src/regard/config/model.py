@@ -127,6 +127,25 @@ class BlockConfig(ModelConfig):
     """Base of the rotary frequencies (rope_theta)."""
     bias: bool = True
     """Whether the linear layers of blocks have a bias, and the output layer of a language model learns one."""
+    attention: Literal["full", "window", "bigbird", "linformer"] = "full"
+    """What a token sees of its own text: all of it; the tokens near it (window); blocks of tokens near it, global ones
+    and random ones (BigBird, Zaheer 2020); or all of it in a few slots (Linformer, Wang 2020). See docs/long.md."""
+    window: Count = 64
+    """Of `attention` window: tokens on either side."""
+    block: Count = 64
+    """Of bigbird: tokens of a block."""
+    near_blocks: Annotated[int, Field(ge=0)] = 1
+    """Of bigbird: blocks on either side of a token's own."""
+    global_blocks: Annotated[int, Field(ge=0)] = 1
+    """Of bigbird: blocks at the beginning of a text that see everything, and that every token sees."""
+    random_blocks: Annotated[int, Field(ge=0)] = 3
+    """Of bigbird: other blocks that are drawn for each; a text that has no more of them shows all."""
+    pattern_seed: Annotated[int, Field(ge=0)] = 0
+    """Of bigbird: what the random blocks are drawn with; every layer has its own."""
+    slots: Count = 256
+    """Of linformer: keys and values that a text is projected to (k)."""
+    share_slots: Literal["nothing", "heads", "keys and values", "layers"] = "heads"
+    """Of linformer: what shares a projection; each also shares what the ones before it do."""
     normalize: Literal["softmax", "segments", "projective trees", "nonprojective trees", "matching"] = "softmax"
     """How scores become weights: softmax; segments (marginals of a two-state chain over the keys); of an encoder's
     self-attention, soft parents in trees, or a matching that gives every token its own (docs/structure.md)."""
@@ -146,6 +165,28 @@ class BlockConfig(ModelConfig):
         if self.positions == "rotary" and self.size // self.heads % 2:
             raise ValueError(f"rotary positions rotate pairs: size / heads = {self.size // self.heads} must be even")
         return self
+
+    @model_validator(mode="after")
+    def attention_can_be_had(self) -> "BlockConfig":
+        if self.attention != "full" and self.normalize != "softmax":
+            raise ValueError(f"normalize {self.normalize!r} needs all scores of a text: attention must be full")
+        if self.attention == "linformer" and self.positions in ("rotary", "alibi"):
+            raise ValueError(
+                f"{self.positions} positions compare tokens, and linformer's slots are none: choose others"
+            )
+        return self
+
+    def check(self, config: "Config") -> None:
+        super().check(config)
+        self.check_slots(config)
+
+    def check_slots(self, config: "Config") -> None:
+        """Raise a ValueError where there would be more slots than tokens."""
+        if self.attention == "linformer" and self.slots > config.text.max_length:
+            raise ValueError(
+                f"model.slots {self.slots:,} is more than the {config.text.max_length:,} tokens of text.max_length: "
+                "lower it, or use full attention"
+            )
 
 
 class TransformerConfig(BlockConfig, Seq2SeqConfig):
@@ -183,6 +224,11 @@ class LanguageModelConfig(BlockConfig):
 
     @model_validator(mode="after")
     def no_token_sees_the_whole_text(self) -> "LanguageModelConfig":
+        if self.attention == "linformer":
+            raise ValueError(
+                "linformer's slots hold all tokens of a text, also those ahead, and a language model sees only those "
+                "that came before (it is causal): choose bigbird or window"
+            )
         if self.normalize in WHOLE:
             raise ValueError(
                 f"normalize {self.normalize!r} weighs all tokens of a text together, and a language model sees only "
@@ -223,6 +269,7 @@ class ClassifierConfig(EncoderConfig):
     (deep ensemble, Lakshminarayanan 2017). A model that begins with a `pretrained` run is alone."""
 
     def check(self, config: "Config") -> None:
+        self.check_slots(config)
         check_labels(self, config, separated=self.multi_label)
 
 
@@ -246,6 +293,7 @@ class ReaderConfig(EncoderConfig):
         return self
 
     def check(self, config: "Config") -> None:
+        self.check_slots(config)
         if self.answer == "word":
             check_labels(self, config)
         else:
@@ -316,6 +364,7 @@ class TaggerConfig(BlockConfig):
         return self
 
     def check(self, config: "Config") -> None:
+        self.check_slots(config)
         target = config.text.target
         if target is None or target.kind != "label" or target.separator != " ":
             raise ValueError('a model of kind tagger needs text.target = { kind = "label", separator = " " }')

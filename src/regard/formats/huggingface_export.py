@@ -89,6 +89,8 @@ def find_architecture(task: Task, tensors: Tensors) -> str:
     architecture, model = task.architecture(), task.config.model  # which recurrent models refuse to say
     if not task.vocabularies.shared:
         raise ConfigError("two vocabularies")
+    if isinstance(model, BlockConfig) and model.attention != "full":
+        raise ConfigError(f"attention that does not see all tokens as they are (model.attention {model.attention})")
     if isinstance(model, BlockConfig) and model.normalize != "softmax":
         raise ConfigError(f"attention whose weights are not softmax's (model.normalize {model.normalize})")
     match architecture, model:

@@ -87,6 +87,10 @@ def check_expressible(task: Task) -> Architecture:
         config: Any = task.config.model
         if config.positions == "alibi" and architecture.encoder:
             raise ConfigError("its positions are ALiBi, which encoders there do not have")
+        if config.attention != "full":
+            raise ConfigError(
+                f"its tokens do not see all others (model.attention {config.attention}), and all do there"
+            )
         if config.normalize != "softmax":
             raise ConfigError(f"its weights are not softmax's (model.normalize {config.normalize}), and all are there")
     except ConfigError as error:

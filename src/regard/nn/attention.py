@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 from regard.attention.chain import segment_marginals
 from regard.attention.equation import KeyValues, attend_fast
+from regard.attention.linformer import project_sequence
 from regard.attention.masks import distance
 from regard.attention.normalizers import NORMALIZERS, Normalize, softmax
 from regard.attention.positions import Start, alibi, rotate
 from regard.attention.scores import Score, biased, dot, scaled_dot
+from regard.attention.sparse import Pattern, attend_blocks, batch_mask, list_blocks
 
 Kind = Literal["self", "cross", "spatial", "chain", "tree", "matching"]
 Rotate = Callable[[Tensor], Tensor]
@@ -77,6 +79,30 @@ class Segments(nn.Module):
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         """scores (.., query, key) -> weights of the same shape."""
         return segment_marginals(scores.double(), self.transitions.double(), mask).to(scores.dtype)
+
+
+class Slots(nn.Module):
+    """Linformer's projections of keys and of values along the sequence, from `longest` tokens to `count` slots: of all
+    heads, or each its own; of both, or each its own."""
+
+    def __init__(self, longest: int, count: int, heads: int | None, *, shared: bool) -> None:
+        super().__init__()
+        shape = (longest, count) if heads is None else (heads, longest, count)
+        self.keys = nn.Parameter(torch.randn(shape) / longest**0.5)
+        self.values = None if shared else nn.Parameter(torch.randn(shape) / longest**0.5)
+
+    def forward(self, kv: KeyValues, lengths: Tensor | None) -> KeyValues:
+        """Keys and values (batch, heads, n, size) -> (batch, heads, slots, size)."""
+        values = self.keys if self.values is None else self.values
+        return KeyValues(project_sequence(kv.keys, self.keys, lengths), project_sequence(kv.values, values, lengths))
+
+    def shares(self, n: int, mask: Tensor | None) -> Tensor:
+        """What the slots of values gather: (batch or 1, heads or 1, slots, n), of each slot the share of every token by
+        the size of its weight, sum 1."""
+        sizes = (self.keys if self.values is None else self.values)[..., :n, :].abs().mT
+        sizes = sizes.expand(1, -1, -1, -1) if sizes.dim() > 2 else sizes[None, None]
+        sizes = sizes if mask is None else sizes * mask
+        return sizes / sizes.sum(-1, keepdim=True).clamp(min=1e-30)
 
 
 KINDS: dict[str, Kind] = {
@@ -158,12 +184,15 @@ class Attention(nn.Module):
         normalize: Normalize = softmax,
         positions: Literal["none", "rotary", "alibi"] = "none",
         rotary_base: float = 10_000.0,
+        pattern: Pattern | None = None,
+        slots: Slots | None = None,
     ) -> None:
         super().__init__()
         self.projection, self.output = projection, output
         self.kind, self.axes, self.heads, self.layer = kind, axes, heads, layer
         self.score, self.normalize = score, normalize
         self.positions, self.rotary_base = positions, rotary_base
+        self.pattern, self.slots = pattern, slots
 
     @property
     def is_self(self) -> bool:
@@ -205,16 +234,53 @@ class Attention(nn.Module):
         return seen.reshape(inputs.shape)
 
     def forward(self, queries: Tensor, kv: KeyValues, mask: Tensor | None = None) -> Tensor:
-        """queries (batch, heads, query, size) attend to keys and values -> (batch, query, size)."""
-        score = self.score_with_positions(queries, kv)
-        mixed = attend_fast(queries, kv.repeat_heads(self.heads), mask, score=score, normalize=self.normalize)
+        """queries (batch, heads, query, size) attend to keys and values -> (batch, query, size). With a pattern or with
+        slots, the mask may say which tokens are real, the first ones of each text (batch, 1, 1, key); a mask with a row
+        for each query has the pattern in it already."""
+        kv = kv.repeat_heads(self.heads)
+        if self.slots is not None:
+            kv, mask = self.slots(kv, get_lengths(mask)), None
+        if self.pattern is not None and self.is_sparse(queries, kv, mask):
+            bias = functools.partial(alibi, self.heads) if self.positions == "alibi" else None
+            mixed = attend_blocks(queries, kv, self.pattern, get_lengths(mask), bias)
+        else:
+            score, mask = self.score_with_positions(queries, kv), self.fill_mask(queries, kv, mask)
+            mixed = attend_fast(queries, kv, mask, score=score, normalize=self.normalize)
         joined: Tensor = self.output(mixed.transpose(-3, -2).flatten(-2))
         return joined
 
+    def is_sparse(self, queries: Tensor, kv: KeyValues, mask: Tensor | None) -> bool:
+        """Whether gathering blocks saves work: for whole texts that are longer than what the pattern shows of them."""
+        assert self.pattern is not None
+        n = queries.shape[-2]
+        if n != kv.keys.shape[-2] or (mask is not None and mask.shape[-2] > 1):
+            return False
+        return n > self.pattern.block * list_blocks(self.pattern, -(-n // self.pattern.block)).shape[1]
+
+    def fill_mask(self, queries: Tensor, kv: KeyValues, mask: Tensor | None) -> Tensor | None:
+        """The mask with the pattern in it: of whole texts, if there is one."""
+        n = queries.shape[-2]
+        if self.pattern is None or n != kv.keys.shape[-2] or (mask is not None and mask.shape[-2] > 1):
+            return mask
+        lengths = torch.tensor([n], device=queries.device) if mask is None else get_lengths(mask)
+        assert lengths is not None
+        return batch_mask(self.pattern, n, lengths)
+
     def weights(self, queries: Tensor, kv: KeyValues, mask: Tensor | None = None, heads: slice = slice(None)) -> Tensor:
-        """The map that `forward` used, exactly: (batch, heads, query, key), of all heads or of some."""
-        score = self.score_with_positions(queries, kv, heads)
-        return self.normalize(score(queries[:, heads], kv.repeat_heads(self.heads).keys[:, heads]), mask)
+        """The map that `forward` used, exactly: (batch, heads, query, key), of all heads or of some; with slots, where
+        what each of them holds comes from."""
+        kv = kv.repeat_heads(self.heads)
+        if self.slots is not None:
+            shares, kept = self.slots.shares(kv.keys.shape[-2], mask), self.slots(kv, get_lengths(mask)).keys
+            shares = shares if shares.shape[1] == 1 else shares[:, heads]
+            return softmax(self.score(queries[:, heads], kept[:, heads])) @ shares
+        score, mask = self.score_with_positions(queries, kv, heads), self.fill_mask(queries, kv, mask)
+        return self.normalize(score(queries[:, heads], kv.keys[:, heads]), mask)
+
+
+def get_lengths(mask: Tensor | None) -> Tensor | None:
+    """The lengths (batch,) of texts of which a mask (batch, 1, 1, key) says which tokens are real."""
+    return None if mask is None else mask.flatten(1).sum(-1)
 
 
 def multi_head_attention(

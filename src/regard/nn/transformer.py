@@ -1,7 +1,7 @@
 """The Transformer: blocks, encoder, decoder (Vaswani 2017; pre-norm as Xiong 2020)."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from regard.attention.equation import KeyValues
 from regard.attention.masks import causal
 from regard.attention.positions import Start
+from regard.attention.sparse import Pattern, sparse_mask
 from regard.config.model import WHOLE, BlockConfig
-from regard.nn.attention import CROSS, SOURCE, TARGET, Axes, choose_normalizer, multi_head_attention
+from regard.nn.attention import CROSS, SOURCE, TARGET, Attention, Axes, Slots, choose_normalizer, multi_head_attention
 from regard.nn.kv_cache import KVCache
 from regard.nn.layers import Dropout, LearnedPositions, SinusoidalPositions, make_norm
 
@@ -62,7 +63,9 @@ class Residual(nn.Module):
 class Block(nn.Module):
     """Self-attention, cross-attention if there is a source, feed-forward; a residual and a norm around each."""
 
-    def __init__(self, config: BlockConfig, axes: Axes, layer: int = 0, *, cross: bool = False) -> None:
+    def __init__(
+        self, config: BlockConfig, axes: Axes, layer: int = 0, *, cross: bool = False, slots: Slots | None = None
+    ) -> None:
         super().__init__()
         heads = functools.partial(
             multi_head_attention, config.size, config.heads, layer=layer, kv_heads=config.kv_heads, bias=config.bias
@@ -70,6 +73,7 @@ class Block(nn.Module):
         inside = config.positions if config.positions in ("rotary", "alibi") else "none"
         rows = "softmax" if config.normalize in WHOLE else config.normalize  # what a row can do by itself
         own = choose_normalizer(config.normalize if axes is SOURCE else rows, "self")
+        own |= {"pattern": make_pattern(config, layer, causal=axes is TARGET), "slots": slots}
         self.self_attention = heads(axes=axes, positions=inside, rotary_base=config.rotary_base, **own)
         self.cross_attention = heads(axes=CROSS, **choose_normalizer(rows, "cross")) if cross else None
         self.feedforward = FeedForward(
@@ -112,6 +116,28 @@ class Block(nn.Module):
         return x, kv
 
 
+def make_pattern(config: BlockConfig, layer: int, *, causal: bool) -> Pattern | None:
+    """Which keys a token sees, where not all."""
+    match config.attention:
+        case "window":
+            return Pattern(config.window, width=config.window, causal=causal)
+        case "bigbird":
+            seed = config.pattern_seed + 1_000_003 * layer
+            blocks = (config.near_blocks, None, config.global_blocks, config.random_blocks)
+            return Pattern(config.block, *blocks, seed, causal)
+    return None
+
+
+def make_slots(config: BlockConfig, layers: int, longest: int) -> list[Slots | None]:
+    """Linformer's projections for each layer of an encoder, by what shares them."""
+    if config.attention != "linformer":
+        return [None] * layers
+    shared = config.share_slots in ("keys and values", "layers")
+    heads = config.heads if config.share_slots == "nothing" else None
+    make = functools.partial(Slots, longest, config.slots, heads, shared=shared)
+    return [make()] * layers if config.share_slots == "layers" else [make() for _ in range(layers)]
+
+
 def make_positions(config: BlockConfig, longest: int) -> nn.Module | None:
     """What is added to the embeddings, if anything."""
     match config.positions:
@@ -134,9 +160,12 @@ class Stack(nn.Module):
         norm = functools.partial(make_norm, config.size, config.norm_kind, config.norm_epsilon)
         self.embedding_norm = norm() if config.embedding_norm else None
         self.dropout = Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config, self.axes, layer, cross=cross) for layer in range(layers))
+        slots = make_slots(config, layers, longest) if self.axes is SOURCE else [None] * layers
+        self.blocks = nn.ModuleList(
+            Block(config, self.axes, layer, cross=cross, slots=own) for layer, own in enumerate(slots)
+        )
         self.norm = norm() if config.norm == "pre" else nn.Identity()
-        self.whole = config.normalize in WHOLE
+        self.whole, self.sparse = config.normalize in WHOLE, config.attention in ("window", "bigbird")
 
     def prepare(self, x: Tensor, start: Start = 0) -> Tensor:
         """Embeddings (batch, query, size) scaled as published, with positions, norm and dropout by setting."""
@@ -189,19 +218,42 @@ class Decoder(Stack):
         """Embeddings (batch, query, size) that stand behind the cache -> states, and the cache with them behind it;
         `real` (batch, query) leaves out inputs that are padding."""
         cache = cache or KVCache()
-        count, before = x.shape[1], cache.length
+        count = x.shape[1]
         if real is not None or cache.real is not None:
             new = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if real is None else real
             real = new if cache.real is None else torch.cat([cache.real, new], dim=1)
-        mask = causal(count, before + count, x.device) if count > 1 else None
-        if real is not None:
-            mask = real[:, None, None] if mask is None else mask & real[:, None, None]
+        masks = self.make_masks(count, cache, real, x.device)
         x = self.prepare(x, cache.start)
         states, source_mask, projected = source or (None, None, ())
         kept = []
-        for number, block in enumerate(self.blocks):
+        for number, (block, mask) in enumerate(zip(self.blocks, masks, strict=True)):
             past = cache.blocks[number] if cache.blocks else None
             seen = projected[number] if projected else states
             x, kv = block(x, mask, seen, source_mask, past, cache.start)
             kept.append(kv)
         return self.norm(x), KVCache(tuple(kept), cache.start + count, real)
+
+    def make_masks(
+        self, count: int, cache: KVCache, real: Tensor | None, device: torch.device
+    ) -> Sequence[Tensor | None]:
+        """The mask of every block for `count` inputs behind the cache. A pattern that reads a whole text from its
+        beginning needs none: it is causal itself."""
+        before, blocks = cache.length, len(self.blocks)
+        if not self.sparse:
+            mask = causal(count, before + count, device) if count > 1 else None
+            if real is not None:
+                mask = real[:, None, None] if mask is None else mask & real[:, None, None]
+            return [mask] * blocks
+        if real is None and before == 0:
+            return [None] * blocks
+        places = torch.arange(before + count, device=device) - before
+        places = places + (cache.start if isinstance(cache.start, int) else cache.start[:, None])
+        masks: list[Tensor | None] = []
+        for block in self.blocks:
+            attention: Attention = block.self_attention  # type: ignore[assignment]
+            assert attention.pattern is not None
+            length = int(places.max()) + 1
+            mask = sparse_mask(attention.pattern, places[..., before:], places, length)
+            mask = mask[:, None] if mask.dim() > 2 else mask
+            masks.append(mask if real is None else mask & real[:, None, None])
+        return masks
