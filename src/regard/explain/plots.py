@@ -6,7 +6,7 @@ import itertools
 import textwrap
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +247,18 @@ def save_map(
             step = max(1, len(labels) // 80)
             ticks.set_ticks(range(0, len(labels), step), labels[::step], rotation=turn, fontsize=8, parse_math=False)
         axis.xaxis.tick_top()
+
+
+def save_lines(path: Path, lines: Mapping[str, Sequence[tuple[float, float]]], across: str, up: str) -> None:
+    """Named lines of points, both axes logarithmic."""
+    with open_figure(path, 1, 1, (7.0, 5.0)) as axes:
+        axis = axes[0, 0]
+        for name, points in lines.items():
+            axis.loglog(*zip(*points, strict=True), marker="o", markersize=3, label=name)
+        axis.set_xlabel(across)
+        axis.set_ylabel(up)
+        axis.grid(visible=True, alpha=0.3)
+        axis.legend(fontsize=8)
 
 
 def save_grid(path: Path, maps: Sequence[tuple[str, Tensor]]) -> None:
