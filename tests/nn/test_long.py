@@ -7,8 +7,11 @@ from torch.testing import assert_close
 
 import regard
 from regard.errors import ConfigError
+from regard.evaluation.cost import Alive
+from regard.evaluation.fit import fit
 from regard.nn.attention import Attention
-from regard.nn.transformer import Decoder, Encoder
+from regard.nn.transformer import Block, Decoder, Encoder
+from regard.training.prepare import start_run
 
 CLOSE = {"rtol": 0, "atol": 1e-10}
 WINDOW = {"attention": "window", "window": 3}
@@ -108,3 +111,33 @@ def test_what_cannot_be_is_refused():
     ):
         with pytest.raises(ConfigError, match=message):
             config(kind, **own)
+
+
+def test_checkpointed_activations_give_the_same_gradients_with_less_memory():
+    gradients, bytes_alive = [], []
+    for checkpointed in (False, True):
+        encoder = make(Encoder, "transformer", dropout=0.3).train()
+        for block in encoder.blocks:
+            block.checkpoint_activations = checkpointed
+        x = torch.randn(2, 64, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        torch.manual_seed(5)
+        with Alive() as alive:
+            encoder(x, None).square().sum().backward()
+        bytes_alive.append(alive.most)
+        gradients.append([parameter.grad for parameter in encoder.parameters()])
+    assert_close(*gradients, **CLOSE)
+    assert bytes_alive[1] < 0.8 * bytes_alive[0]
+
+
+def test_the_setting_reaches_every_block(tmp_path, monkeypatch):
+    seen = []
+    compute = Block.compute
+    monkeypatch.setattr(Block, "compute", lambda self, *given: seen.append(self.training) or compute(self, *given))
+    sizes = [f"model.{name}={value}" for name, value in {**SIZES, "encoder_layers": 1, "decoder_layers": 1}.items()]
+    for setting in ("false", "true"):
+        changes = ("train.steps=1", "train.validate_every=1", f"train.checkpoint_activations={setting}")
+        run = start_run(read("transformer", *sizes, *changes), tmp_path / setting)
+        fit(run, tmp_path / setting, lambda event: None, device="cpu")
+        seen.append("end")
+    once, again = ("".join("x" if one is True else "e" * (one == "end") for one in seen)).split("e")[:2]
+    assert len(again) == 2 * len(once) == 4

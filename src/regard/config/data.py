@@ -235,6 +235,29 @@ class TransduceData(GeneratedData):
         return self
 
 
+class ListopsData(GeneratedData):
+    """Lists of digits with an operation, within each other, and the digit that they come to (Nangia 2018; as long as in
+    Long Range Arena, Tay 2021): [MAX 2 9 [MIN 4 7 ] 0 ] -> 9."""
+
+    kind: Literal["listops"]
+    shortest: Count = 500
+    """Tokens at least; brackets count."""
+    longest: Count = 2000
+    """Tokens at most."""
+    deepest: Count = 10
+    """Lists within each other at most."""
+    operands: Annotated[int, Field(ge=2)] = 10
+    """Digits and lists in one list at most; there are two at least."""
+    nested: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    """How likely an operand is a list."""
+
+    @model_validator(mode="after")
+    def shortest_is_not_longer(self) -> "ListopsData":
+        if self.shortest > self.longest:
+            raise ValueError(f"shortest {self.shortest} is more than longest {self.longest}")
+        return self
+
+
 class LineupData(GeneratedData):
     """The line-up game: players with their skills, positions with the skills they wish for -> who stands where, as the
     assignment with the greatest sum of cosines has it. Two positions at least like the same player best."""
@@ -259,5 +282,5 @@ class LineupData(GeneratedData):
 Files = (
     ParallelData | TableData | JsonData | LabelledData | StoryData | SquadData | ColumnsData | ConlluData | DocumentData
 )
-Generated = ReverseData | NumbersData | DatesData | TransduceData | LineupData
+Generated = ReverseData | NumbersData | DatesData | TransduceData | LineupData | ListopsData
 Data = Annotated[Files | Generated, Field(discriminator="kind")]

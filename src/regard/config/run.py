@@ -28,6 +28,9 @@ class TrainConfig(Settings):
     """Padded tokens of a batch: rows times the longer side's longest row."""
     accumulate: Count = 1
     """Batches per update."""
+    checkpoint_activations: bool = False
+    """Keep only what goes into every Transformer block, and compute its inside again for the gradient: less memory, a
+    third more time."""
     optimizer: Literal["adam", "adamw"] = "adam"
     """adamw decouples weight decay from the gradient."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3

@@ -1,4 +1,4 @@
-"""Parallel data that is made, exact and endless: reversed strings, number words, dates, arithmetic, line-ups.
+"""Parallel data that is made, exact and endless: reversed strings, number words, dates, arithmetic, line-ups, lists.
 
 A generator gives three splits that never share a source; it is a pure function of its settings and the seed.
 """
@@ -7,11 +7,12 @@ import datetime
 import math
 import random
 import re
+import statistics
 import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from regard.config.data import DatesData, LineupData, NumbersData, ReverseData, TransduceData
+from regard.config.data import DatesData, LineupData, ListopsData, NumbersData, ReverseData, TransduceData
 from regard.data.examples import fingerprint
 from regard.errors import ConfigError
 
@@ -253,6 +254,50 @@ def generate_lineup(settings: LineupData, seed: int) -> Made:
     return pairs[ends[1] :], pairs[: ends[0]], pairs[ends[0] : ends[1]]
 
 
+OPERATIONS: dict[str, Callable[[list[int]], int]] = {
+    "MAX": max,
+    "MIN": min,
+    "MED": lambda digits: int(statistics.median(digits)),
+    "SM": lambda digits: sum(digits) % 10,
+}
+
+
+def draw_list(settings: ListopsData, rng: random.Random, depth: int = 0) -> tuple[list[str], int]:
+    """The tokens of an expression and the digit that it comes to; one that is too long ends early."""
+    if depth == settings.deepest or (depth and rng.random() >= settings.nested):
+        digit = rng.randrange(10)
+        return [str(digit)], digit
+    name = rng.choice(list(OPERATIONS))
+    tokens, digits = [f"[{name}"], list[int]()
+    for _ in range(rng.randint(2, settings.operands)):
+        inner, digit = draw_list(settings, rng, depth + 1)
+        tokens += inner
+        digits.append(digit)
+        if len(tokens) > settings.longest:
+            break
+    return [*tokens, "]"], OPERATIONS[name](digits)
+
+
+def generate_listops(settings: ListopsData, seed: int) -> Made:
+    """Expressions of the wanted lengths -> their digits, as labels."""
+    rng, found = random.Random(seed), dict[str, str]()
+    wanted = settings.valid + settings.test + settings.examples
+    fruitless = 0
+    while len(found) < wanted:
+        tokens, digit = draw_list(settings, rng)
+        source, before = " ".join(tokens), len(found)
+        if settings.shortest <= len(tokens) <= settings.longest:
+            found.setdefault(source, str(digit))
+        fruitless = fruitless + 1 if len(found) == before else 0
+        if fruitless > 20_000:
+            raise too_few(
+                f"about {len(found):,} expressions of {settings.shortest} to {settings.longest} tokens", wanted
+            )
+    pairs: Pairs = list(found.items())
+    ends = settings.valid, settings.valid + settings.test
+    return pairs[ends[1] :], pairs[: ends[0]], pairs[ends[0] : ends[1]]
+
+
 Generate = Callable[[Any, int], Made]
 GENERATORS: dict[str, Generate] = {
     "reverse": generate_reverse,
@@ -260,5 +305,6 @@ GENERATORS: dict[str, Generate] = {
     "dates": generate_dates,
     "transduce": generate_transduce,
     "lineup": generate_lineup,
+    "listops": generate_listops,
 }
 """By `data.kind`."""

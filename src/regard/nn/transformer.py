@@ -2,11 +2,12 @@
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from regard.attention.equation import KeyValues
 from regard.attention.masks import causal
@@ -80,13 +81,22 @@ class Block(nn.Module):
             config.size, config.feedforward, config.activation, gated=config.gated, bias=config.bias
         )
         self.residuals = nn.ModuleList(Residual(config) for _ in range(3 if cross else 2))
+        self.checkpoint_activations = False
 
     def project_source(self, states: Tensor) -> KeyValues:
         """An encoder's states (batch, source, size) as the keys and values of this block's cross-attention."""
         assert self.cross_attention is not None
         return self.cross_attention.project_kv(states)
 
-    def forward(
+    def forward(self, x: Tensor, *inputs: Any) -> tuple[Tensor, KeyValues]:
+        """As `compute`; where activations are checkpointed, its inside is forgotten and computed again for the
+        gradient."""
+        if self.checkpoint_activations and self.training and torch.is_grad_enabled():
+            again: tuple[Tensor, KeyValues] = checkpoint(self.compute, x, *inputs, use_reentrant=False)
+            return again
+        return self.compute(x, *inputs)
+
+    def compute(
         self,
         x: Tensor,
         mask: Tensor | None = None,

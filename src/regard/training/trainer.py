@@ -122,6 +122,9 @@ def train(
     it."""
     assert config.steps is not None
     assert config.validate_every is not None
+    for part in model.modules():
+        if hasattr(part, "checkpoint_activations"):
+            part.checkpoint_activations = config.checkpoint_activations  # type: ignore[assignment]
     optimizer = make_optimizer(model, config)
     progress = resume(model, optimizer, run)
     progress.precision = f"{next(model.parameters()).device.type} {str(precision).removeprefix('torch.')}"
