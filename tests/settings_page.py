@@ -3,7 +3,7 @@
 import json
 from typing import Any, Literal, get_args, get_origin
 
-from regard.config import data, model, run, text
+from regard.config import data, model, run, structure, text
 from regard.config.settings import Settings
 from regard.tasks import TASKS
 
@@ -28,7 +28,7 @@ PARTS: list[tuple[str, str, list[type[Settings]]]] = [
             *(data.LabelledData, data.StoryData, data.SquadData, data.ColumnsData, data.ConlluData),
             data.DocumentData,
             *(data.GeneratedData, data.ReverseData, data.NumbersData, data.DatesData, data.TransduceData),
-            data.LineupData,
+            *(data.LineupData, data.ListopsData),
         ],
     ),
     ("`[text]`: text and tokens", "", [text.TextConfig, text.Tokenization]),
@@ -38,7 +38,7 @@ PARTS: list[tuple[str, str, list[type[Settings]]]] = [
         [
             *(model.Seq2SeqConfig, model.RNNConfig, model.BlockConfig, model.TransformerConfig),
             *(model.LanguageModelConfig, model.EncoderConfig, model.ClassifierConfig, model.ReaderConfig),
-            *(model.TaggerConfig, model.LineupConfig),
+            *(structure.TaggerConfig, structure.LineupConfig),
         ],
     ),
     ("`[train]`: learning", "", [run.TrainConfig]),

@@ -5,7 +5,7 @@ import itertools
 import torch
 
 import regard
-from regard.config.model import TaggerConfig
+from regard.config.structure import TaggerConfig
 from regard.config.toml import validate
 from regard.data.batching import Batch
 from regard.data.vocabulary import SPECIAL

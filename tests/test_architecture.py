@@ -11,12 +11,23 @@ import regard
 
 SOURCES = Path(regard.__file__).parent
 ROOMS = {
-    "config": ["settings", "data", "text", "model", "run", "toml"],
+    "config": ["settings", "data", "text", "model", "structure", "run", "toml"],
     "data": [
         *("examples", "files", "vocabulary", "cutting", "synthetic", "columns", "formats", "splits", "encoding"),
         "batching",
     ],
-    "attention": ["masks", "positions", "scores", "chain", "trees", "matching", "normalizers", "equation"],
+    "attention": [
+        "masks",
+        "positions",
+        "scores",
+        "chain",
+        "trees",
+        "matching",
+        "normalizers",
+        "equation",
+        "linformer",
+        "sparse",
+    ],
     "nn": ["layers", "attention", "kv_cache", "state", "transformer", "recurrent", "loss", "word_vectors"],
     "tasks": [
         *("answers", "axes", "page", "task", "generation", "seq2seq", "language_model", "lineup", "encoder"),
@@ -27,14 +38,14 @@ ROOMS = {
         *("constraints", "beam_search", "sampling", "engine", "predictor", "degeneration", "ctranslate2_model"),
         *("ctranslate2_engine", "load"),
     ],
-    "evaluation": ["metrics", "evaluate", "fit"],
+    "evaluation": ["metrics", "evaluate", "fit", "cost"],
     "explain": ["recorder", "attention_maps", "plots", "look", "vectors"],
     "formats": ["architectures", "tokenizers", "gguf", "huggingface_import", "huggingface_export", "ctranslate2"],
     "server": [
         *("settings", "schemas", "batcher", "service", "keys", "middleware", "bodies", "libretranslate"),
         *("completions", "openai", "workers", "app"),
     ],
-    "cli": ["console", "verbs", "demo", "commands"],
+    "cli": ["console", "verbs", "demo", "cost", "commands"],
 }
 """Rooms in flow order, and the files of each: a room imports only rooms above it, a file only files above it."""
 OUTSIDE = ["errors", *ROOMS]

@@ -50,6 +50,7 @@ PLAYED = {
     "docs/exchange.md",
     "docs/engine.md",
     "docs/tagging.md",
+    "docs/long.md",
 }
 """Pages whose blocks run below; those of docs/tasks.md run in test_tasks.py."""
 
@@ -232,6 +233,13 @@ def test_the_page_of_taggers(tmp_path):
     (answers,) = (text for command, text in said.items() if "predict" in command)
     assert answers.split("\t")[0] == "B-PER O B-PER O B-LOC O"
     assert "B-PER" in (tmp_path / "names.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_page_of_long_texts(tmp_path):
+    (said,) = play("docs/long.md", tmp_path).values()
+    assert all(name in said for name in ("recurrent", "convolution", "window", "linformer", "bigbird"))
+    assert (tmp_path / "cost.png").stat().st_size > 1000
 
 
 @pytest.mark.slow

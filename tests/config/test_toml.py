@@ -153,7 +153,7 @@ def test_wrong_setting_is_named(read, text, change, message):
 
 def test_wrong_kind_lists_the_choices(read):
     files = "'parallel', 'tsv', 'csv', 'jsonl', 'labelled', 'babi', 'squad', 'columns', 'conllu', 'text'"
-    choices = f"{files}, 'reverse', 'numbers', 'dates', 'transduce', 'lineup'"
+    choices = f"{files}, 'reverse', 'numbers', 'dates', 'transduce', 'lineup', 'listops'"
     assert (
         refusal(read, REVERSE, "data.kind=xml")
         == f"given.toml with --set: data.kind is 'xml', expected one of {choices}."
@@ -247,12 +247,12 @@ def test_the_readmes_file_takes_every_kind_it_names(read):
     ("changes", "message"),
     [
         (
-            ["model.kind=transformer", "model.attention=dot"],
-            "unknown setting model.attention. Did you mean model.activation?",
+            ["model.kind=transformer", "model.bidirectional=true"],
+            "unknown setting model.bidirectional.",
         ),
         (
             ['model={kind="transformer", attention="dot"}'],
-            "unknown setting model.attention. Did you mean model.activation?",
+            "setting model.attention is 'dot': input should be 'full', 'window', 'bigbird' or 'linformer'.",
         ),
         (["model.atention=dot"], "unknown setting model.atention. Did you mean model.attention?"),
     ],

@@ -11,10 +11,11 @@ import pytest
 from num2words import CONVERTER_CLASSES, num2words
 from pydantic import ValidationError
 
-from regard.config.data import DatesData, LineupData, NumbersData, ReverseData, TransduceData
+from regard.config.data import DatesData, LineupData, ListopsData, NumbersData, ReverseData, TransduceData
 from regard.config.run import Config
 from regard.data.examples import Dropped, Ledger
 from regard.data.splits import read_splits
+from regard.data.synthetic import GENERATORS
 from regard.errors import ConfigError, DataError
 from regard.training.prepare import read_examples
 
@@ -274,3 +275,41 @@ def test_a_line_up_is_the_best_of_every_assignment_and_nobody_chooses_alone():
         assert total(chosen) == pytest.approx(total(best), abs=1e-12)
         favourites = [max(range(len(names)), key=row.__getitem__) for row in fits]
         assert len({*favourites}) < len(places)
+
+
+def evaluate_list(tokens):
+    """What an expression comes to, by a stack."""
+    stack = [[]]
+    for token in tokens:
+        if token.startswith("["):
+            stack.append([token[1:]])
+        elif token == "]":
+            name, *digits = stack.pop()
+            middle = sorted(digits)[(len(digits) - 1) // 2 : len(digits) // 2 + 1]
+            values = {"MAX": max(digits), "MIN": min(digits), "SM": sum(digits) % 10, "MED": sum(middle) // len(middle)}
+            stack[-1].append(values[name])
+        else:
+            stack[-1].append(int(token))
+    ((value,),) = stack
+    return value
+
+
+def test_lists_come_to_their_digit_and_have_the_wanted_lengths():
+    sizes = {"examples": 150, "valid": 20, "test": 20}
+    settings = ListopsData(kind="listops", **sizes, shortest=20, longest=90, deepest=4, operands=5)
+    splits = GENERATORS["listops"](settings, 1)
+    assert [len(split) for split in splits] == [150, 20, 20]
+    sources = [source.split() for split in splits for source, _ in split]
+    assert [str(evaluate_list(source)) for source in sources] == [target for split in splits for _, target in split]
+    assert all(20 <= len(source) <= 90 for source in sources)
+    assert len(set(map(tuple, sources))) == len(sources)
+    depths = [max(itertools.accumulate((t[0] == "[") - (t == "]") for t in source)) for source in sources]
+    assert max(depths) == 4
+    assert {token for source in sources for token in source} == {"[MAX", "[MIN", "[MED", "[SM", "]", *"0123456789"}
+    assert GENERATORS["listops"](settings, 1) == splits != GENERATORS["listops"](settings, 2)
+
+
+def test_lists_that_cannot_be_are_refused():
+    few = ListopsData(kind="listops", examples=10**6, shortest=1, longest=4, operands=2)
+    with pytest.raises(ConfigError, match=r"about [0-9,]+ expressions of 1 to 4 tokens, but 1,002,500 are wanted"):
+        GENERATORS["listops"](few, 1)

@@ -14,7 +14,7 @@ from regard.nn.transformer import Block, Decoder, Encoder
 from regard.training.prepare import start_run
 
 CLOSE = {"rtol": 0, "atol": 1e-10}
-WINDOW = {"attention": "window", "window": 3}
+WINDOW = {"attention": "window", "window_size": 3}
 BIGBIRD = {"attention": "bigbird", "block": 2, "near_blocks": 1, "global_blocks": 1, "random_blocks": 1}
 LINFORMER = {"attention": "linformer", "slots": 5}
 SIZES = {"size": 12, "feedforward": 16, "heads": 2, "dropout": 0.0}

@@ -174,7 +174,7 @@ EVERY = (
     *("train.learning_rate=0.02", "train.schedule=cosine", "train.warmup=3", "train.betas=[0.8, 0.95]"),
     *("train.weight_decay=0.3", "train.clip_norm=0.5", "train.label_smoothing=0.2", "train.precision=float32"),
     *("train.average_checkpoints=2", "train.validate_every=2", "train.validate_examples=7", "train.save_every=3"),
-    *("train.patience=2", "train.seed=5"),
+    *("train.patience=2", "train.seed=5", "train.checkpoint_activations=true"),
 )
 """Every setting of [train], none of them the default."""
 

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 import regard
+from regard.cli.cost import cost
 from regard.errors import ConfigError, InputError, RegardError
 
 app = typer.Typer(
@@ -255,27 +256,7 @@ def embed(
         embed_lines(predictor, file, picture, near, normalize)
 
 
-@app.command()
-def cost(
-    size: Annotated[int, typer.Option(min=1, help="Size of the states (d).")] = 256,
-    heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 4,
-    most: Annotated[int, typer.Option(min=256, help="The longest text, in tokens.")] = 16_384,
-    layers: Annotated[str, typer.Option(help="Kinds of layers, separated by commas; else all.")] = "",
-    limit: Annotated[float, typer.Option(min=0.1, help="Seconds that one pass may take.")] = 20.0,
-    picture: Annotated[Path | None, typer.Option("--out", help="Draw times by length: .png, .svg, .pdf.")] = None,
-) -> None:
-    """Measure what layers cost on this machine by length: time, memory, steps that wait for each other, and reach.
-
-    Examples: `regard cost`, `regard cost --most 65536 --layers linformer,bigbird --out cost.png`
-    """
-    from regard.cli.verbs import show_costs
-    from regard.evaluation.cost import LAYERS, Sizes
-
-    if size % heads:
-        raise ConfigError(f"--size {size} is not a multiple of --heads {heads}.")
-    lengths = [128 << power for power in range(20) if 128 << power <= most]
-    names = [name.strip() for name in layers.split(",")] if layers else list(LAYERS)
-    show_costs(lengths, Sizes(size, heads), names, limit, picture)
+app.command()(cost)
 
 
 @app.command()

@@ -5,7 +5,6 @@ import copy
 import io
 import itertools
 import json
-import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import typer
 from pydantic_core import to_json
-from rich.table import Table
 
 from regard.cli.console import (
     TrainingView,
@@ -29,29 +27,15 @@ from regard.config.text import TextConfig
 from regard.data.files import read_bytes
 from regard.data.vocabulary import UNK
 from regard.errors import InputError
-from regard.evaluation.cost import (
-    LAYERS,
-    SMALL,
-    Cost,
-    Sizes,
-    count_layers,
-    count_steps,
-    find_crossing,
-    fit_exponent,
-    measure_costs,
-)
 from regard.evaluation.evaluate import evaluate
 from regard.evaluation.fit import fit
 from regard.explain import vectors
 from regard.explain.look import Look, agree, look
-from regard.explain.plots import draw_arcs, draw_map, save_lines, tabulate_calculation, tabulate_heads
+from regard.explain.plots import draw_arcs, draw_map, tabulate_calculation, tabulate_heads
 from regard.inference.predictor import Predictor
 from regard.tasks.task import Answer
 from regard.training.checkpoint import write_file
 from regard.training.prepare import Prepared, read_examples
-
-LONG, SHORT = 2048, (32, 128)
-"""Lengths from which on times are fitted, and at which steps and reach are counted."""
 
 
 def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str | InputError]:
@@ -201,38 +185,6 @@ def show_maps(found: Look, name: str | None, head: int | None, token: int | None
         if found.is_tree(name):
             out.print(draw_arcs(weights, columns, most=out.width))
         out.print(draw_map(weights, rows, columns, most=out.width))
-
-
-def show_costs(lengths: Sequence[int], sizes: Sizes, names: Sequence[str], limit: float, picture: Path | None) -> None:
-    """Measure layers, and show time, memory, fitted exponents, steps and reach beside what the books say."""
-    costs: list[Cost] = []
-    for found in measure_costs(lengths, sizes, names, limit, free_memory()):
-        if isinstance(found, str):
-            say(found)
-            continue
-        costs.append(found)
-        took = f"{1000 * found.forward:,.1f} ms forward, {1000 * found.both:,.1f} with backward"
-        say(f"{found.layer} {found.n:,} tokens: {took}, {found.memory / 1e6:,.1f} MB")
-    table = Table("layer", "work", "fitted", "steps", "counted", "path", "layers to see all", "beats full from")
-    for name in names:
-        own, layer = [cost for cost in costs if cost.layer == name and cost.n >= LONG] or [], LAYERS[name]
-        fitted = f"n^{fit_exponent([one.n for one in own], [one.both for one in own]):.2f}" if len(own) > 1 else "-"
-        steps = " / ".join(f"{count_steps(name, n, SMALL):,}" for n in SHORT)
-        reach = " / ".join(f"{count_layers(name, n, SMALL):,}" for n in SHORT)
-        crossing = find_crossing(costs, name)
-        beats = "" if name == "self-attention" else "-" if crossing is None else f"{crossing:,} tokens"
-        table.add_row(name, layer.work, fitted, layer.steps, steps, layer.path, reach, beats)
-    out.print(table)
-    say(f"fitted: the time with backward, from {LONG:,} tokens on; counted: at {' / '.join(map(str, SHORT))} tokens")
-    if picture is not None:
-        lines = {name: [(one.n, one.both) for one in costs if one.layer == name] for name in names}
-        save_lines(picture, {name: points for name, points in lines.items() if points}, "tokens", "seconds")
-        say(f"written: {picture}")
-
-
-def free_memory() -> int:
-    """Bytes that may still be used."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def show_agreement(found: Look, back: Predictor) -> None:

@@ -130,7 +130,7 @@ class BlockConfig(ModelConfig):
     attention: Literal["full", "window", "bigbird", "linformer"] = "full"
     """What a token sees of its own text: all of it; the tokens near it (window); blocks of tokens near it, global ones
     and random ones (BigBird, Zaheer 2020); or all of it in a few slots (Linformer, Wang 2020). See docs/long.md."""
-    window: Count = 64
+    window_size: Count = 64
     """Of `attention` window: tokens on either side."""
     block: Count = 64
     """Of bigbird: tokens of a block."""
@@ -300,77 +300,4 @@ class ReaderConfig(EncoderConfig):
             super().check(config)
 
 
-class LineupConfig(ModelConfig):
-    """The line-up game: every position looks at all players, by their numbers."""
-
-    kind: Literal["lineup"]
-    skills: Count = 4
-    """Numbers of every player and position."""
-    embedding: Count = 16
-    """Size of the embedding of a number."""
-    size: Count = 32
-    """Size of what players and positions are compared by."""
-    score: Literal["cosine", "scaled dot"] = "cosine"
-    """How well a player fits a position; the cosine has a learned temperature."""
-    normalize: Literal["softmax", "matching"] = "matching"
-    """softmax: every position chooses for itself; matching: no player can stand at two positions."""
-
-
-WINDOW = (
-    *(f"word[{place}]" for place in range(-2, 3)), "word[-1]|word[0]", "word[0]|word[1]",
-    *("prefix3[0]", "suffix3[0]", "shape[0]"),
-)  # fmt: skip
-"""The words around a word, its ends and its shape: templates that do well on most taggings."""
-
-
-class TaggerConfig(BlockConfig):
-    """A tag for every word: a chain over features, or over an encoder's states."""
-
-    kind: Literal["tagger"]
-    structure: Literal["crf", "memm", "hmm", "softmax"] = "crf"
-    """How tags depend on each other: CRF (one normalizer for the whole sentence), MEMM (one for every step), HMM
-    (counted), or not at all (softmax)."""
-    encoder: Literal["none", "rnn", "transformer"] = "none"
-    """What reads the features of the words: nothing (their weights are the scores, fitted by L-BFGS in `train.steps`
-    passes), a bidirectional LSTM, or a Transformer."""
-    features: Annotated[tuple[str, ...], Field(min_length=1)] = WINDOW
-    """Feature templates (docs/tagging.md): properties of a word and its neighbours, as suffix3[0] or pos[-1]|pos[0]."""
-    max_features: Count = 64
-    """Features of one word at most."""
-    constraints: Literal["none", "spans"] = "none"
-    """spans: tags are BIO or BIOES, and only what is valid there may follow (I-NP only B-NP or I-NP)."""
-    l1: Annotated[float, Field(ge=0)] = 0.0
-    """L1 penalty of weights that L-BFGS fits (it is OWL-QN then)."""
-    l2: Annotated[float, Field(ge=0)] = 1.0
-    """L2 penalty (the sum of squares, times this) of weights that L-BFGS fits."""
-    smoothing: Annotated[float, Field(gt=0)] = 0.1
-    """Of an HMM: what is added to every count."""
-    word_dropout: Share = 0.0
-    """Probability with which training hides a feature from an encoder."""
-    size: Count = 256
-    feedforward: Count = 512
-    heads: Count = 4
-    layers: Count = 1
-    """Layers of the LSTM, or blocks of the Transformer."""
-
-    @model_validator(mode="after")
-    def structure_fits_encoder(self) -> "TaggerConfig":
-        if self.structure == "hmm" and self.encoder != "none":
-            raise ValueError('an HMM is counted: it needs encoder = "none"')
-        if self.structure == "hmm" and (len(self.features) != 1 or self.features[0].startswith("ngrams")):
-            raise ValueError('an HMM emits one thing a word: it needs one template, as features = ["rare[0]"]')
-        if self.encoder == "rnn" and self.size % 2:
-            raise ValueError(f"size {self.size} is odd, and a bidirectional LSTM gives half to each direction")
-        return self
-
-    def check(self, config: "Config") -> None:
-        self.check_slots(config)
-        target = config.text.target
-        if target is None or target.kind != "label" or target.separator != " ":
-            raise ValueError('a model of kind tagger needs text.target = { kind = "label", separator = " " }')
-
-
-BUILT_IN = (
-    RNNConfig, TransformerConfig, LanguageModelConfig, EncoderConfig, ClassifierConfig, ReaderConfig, TaggerConfig,
-    LineupConfig,
-)  # fmt: skip
+BUILT_IN = (RNNConfig, TransformerConfig, LanguageModelConfig, EncoderConfig, ClassifierConfig, ReaderConfig)

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from regard.config.data import Data
 from regard.config.model import BUILT_IN, ModelConfig
 from regard.config.settings import Count, Settings, Share
+from regard.config.structure import LineupConfig, TaggerConfig
 from regard.config.text import TextConfig
 
 
@@ -161,4 +162,4 @@ def register_models(*settings: type[ModelConfig]) -> None:
     Config.model_rebuild(force=True)
 
 
-register_models(*BUILT_IN)
+register_models(*BUILT_IN, TaggerConfig, LineupConfig)

@@ -130,7 +130,7 @@ def make_pattern(config: BlockConfig, layer: int, *, causal: bool) -> Pattern | 
     """Which keys a token sees, where not all."""
     match config.attention:
         case "window":
-            return Pattern(config.window, width=config.window, causal=causal)
+            return Pattern(config.window_size, width=config.window_size, causal=causal)
         case "bigbird":
             seed = config.pattern_seed + 1_000_003 * layer
             blocks = (config.near_blocks, None, config.global_blocks, config.random_blocks)

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from regard.attention.equation import KeyValues
 from regard.attention.matching import best_matching
 from regard.attention.scores import scaled_dot
-from regard.config.model import LineupConfig, ModelConfig
+from regard.config.model import ModelConfig
 from regard.config.run import Config
+from regard.config.structure import LineupConfig
 from regard.data.batching import Batch, pad_sources
 from regard.data.encoding import Encoded
 from regard.data.examples import Dropped, Example, Source

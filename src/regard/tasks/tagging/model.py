@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from regard.attention.chain import best_paths, log_partition, marginals, path_score
 from regard.attention.masks import padding
-from regard.config.model import RNNConfig, TaggerConfig
+from regard.config.model import RNNConfig
+from regard.config.structure import TaggerConfig
 from regard.data.batching import Batch
 from regard.data.vocabulary import PAD
 from regard.nn.layers import Dropout, widen

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from regard.attention.chain import marginals
-from regard.config.model import ModelConfig, TaggerConfig
+from regard.config.model import ModelConfig
 from regard.config.run import Config
+from regard.config.structure import TaggerConfig
 from regard.data.batching import Batch, Row, pad_sources
 from regard.data.encoding import Encoded
 from regard.data.examples import Dropped, Example, Source, Words
