@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
+import taggers
 import torch
 from conftest import tiny, train_tiny
 from oracles import hardmax
@@ -290,6 +291,32 @@ def test_classes_and_what_each_looked_at(studio, page):
     page.select_option("#model", "pooled")
     playwright.expect(page.locator(".bars li")).to_have_count(3)
     assert not page.wrong
+
+
+def test_tags_are_coloured_spans_with_their_certainty(tmp_path, page):
+    (tmp_path / "chunks.txt").write_text(taggers.CHUNKS, encoding="utf-8")
+    predictor = taggers.train(taggers.settings(tmp_path / "chunks.txt"), tmp_path / "run")
+    address, stop = served({"chunks": predictor}, ServeSettings())
+    try:
+        page.goto(f"{address}/#model=chunks&text=She saw the old dog .")
+        marks = page.locator(".tagged mark")
+        playwright.expect(marks).to_have_count(3)
+        playwright.expect(page.locator(".tagged")).to_contain_text(" .")
+        texts, labels = (page.locator(f".tagged mark{inside}").all_inner_texts() for inside in ("", " small"))
+        assert [text.split(label)[0].strip() for text, label in zip(texts, labels, strict=True)] == [
+            *("She", "saw", "the old dog"),
+        ]
+        assert [label.split()[0] for label in labels] == ["NP", "VP", "NP"]
+        ((answer,),) = predictor.predict(["She saw the old dog ."])
+        sure = [word["probability"] for word in answer.details["words"]]
+        assert [label.split()[1] for label in labels] == [
+            f"{100 * min(sure[i:j]):.0f}" for i, j in ((0, 1), (1, 2), (2, 5))
+        ]
+        hues = marks.evaluate_all("all => all.map(mark => mark.style.getPropertyValue('--hue'))")
+        assert hues[0] == hues[2] != hues[1]
+        assert not page.wrong
+    finally:
+        stop()
 
 
 def test_a_question_and_where_its_answer_is(studio, page):
