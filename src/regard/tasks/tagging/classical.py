@@ -16,7 +16,7 @@ from regard.attention.chain import marginals
 from regard.data.batching import Batch, Row, collate
 from regard.data.vocabulary import PAD
 from regard.tasks.encoder import LABELS
-from regard.tasks.tagging.model import Tagger, surprise
+from regard.tasks.tagging.model import Tagger
 
 CELLS = 2**19
 """Features and tags of the sentences that are worked on at once."""
@@ -135,7 +135,7 @@ def fit_weights(model: Tagger, rows: Sequence[Row], l1: float, l2: float) -> Ite
             with torch.no_grad():
                 scores, lengths = model.bags(batch)
             scores.requires_grad_()
-            loss = surprise(model.join(scores, lengths), batch.answer).nats.double().sum()
+            loss = model.measure(scores, lengths, batch.answer).nats.double().sum()
             torch.autograd.backward(loss)
             value += float(loss.detach())
             assert scores.grad is not None

@@ -86,7 +86,7 @@ class Tagger(Trainable):
         forbidden = ~self.allowed
         place = torch.arange(scores.shape[1], device=scores.device)
         if self.structure == "memm":
-            dead = self.dead_ends(scores.shape[1])[(lengths[:, None] - 1 - place).clamp(min=0)]  # (batch, n, tags)
+            dead = self.dead_ends(lengths, place)
             begin = normalize_step(scores[:, :1] + start, forbidden[-1, :-1] | dead[:, :1])
             steps = normalize_step(scores[:, 1:, None] + moves, forbidden[:-1, :-1] | dead[:, 1:, None])
             return Chain(torch.cat([begin, torch.zeros_like(scores[:, 1:])], dim=1), steps, lengths)
@@ -98,13 +98,13 @@ class Tagger(Trainable):
             torch.where(last, scores + end, scores), moves.masked_fill(forbidden[:-1, :-1], -torch.inf), lengths
         )
 
-    def dead_ends(self, n: int) -> Tensor:
-        """Of 0 to n - 1 words to come, the tags (n, tags) behind which no allowed tagging of them is left. An MEMM
-        gives them nothing: what it lost there, no later step could make up for."""
+    def dead_ends(self, lengths: Tensor, place: Tensor) -> Tensor:
+        """Of every word at a place (n,) of sentences, the tags (batch, n, tags) behind which no allowed tagging of the
+        rest is left. An MEMM gives them nothing: what it lost there, no later step could make up for."""
         found = [~self.allowed[:-1, -1]]
-        for _ in range(n - 1):
+        for _ in place[1:]:
             found.append(~(self.allowed[:-1, :-1] & ~found[-1]).any(-1))
-        return torch.stack(found)
+        return torch.stack(found)[(lengths[:, None] - 1 - place).clamp(min=0)]
 
     def logits(self, batch: Batch) -> Tensor:
         """How likely every tag of every word is (batch, n, tags), as logarithms."""
@@ -112,7 +112,21 @@ class Tagger(Trainable):
 
     def surprise(self, batch: Batch) -> Surprise:
         """The negative log-probability of every row's tagging."""
-        return surprise(self.chain(batch), batch.answer)
+        scores, lengths = self.word_scores(batch)
+        return self.measure(widen(scores), lengths, batch.answer)
+
+    def measure(self, scores: Tensor, lengths: Tensor, answer: Tensor) -> Surprise:
+        """As `surprise`, from the scores of words (batch, n, tags). Of an MEMM, only the steps behind the tags that are
+        given are normalized, not those behind all tags."""
+        if self.structure != "memm":
+            return surprise(self.join(scores, lengths), answer)
+        tags, place = (answer - LABELS).clamp(min=0), torch.arange(scores.shape[1], device=scores.device)
+        first, later = self.start.expand(len(scores), 1, -1), self.transitions[tags[:, :-1]]
+        edge = self.allowed[-1, :-1].expand(len(scores), 1, -1)
+        allowed = torch.cat([edge, self.allowed[:-1, :-1][tags[:, :-1]]], dim=1)
+        steps = normalize_step(scores + torch.cat([first, later], dim=1), ~allowed | self.dead_ends(lengths, place))
+        chosen = steps.gather(-1, tags[..., None])[..., 0].masked_fill(place >= lengths[:, None], 0.0)
+        return Surprise(-chosen.sum(-1), lengths)
 
     def forward(self, batch: Batch, label_smoothing: float = 0.0) -> Loss:
         total, tokens = self.surprise(batch)
