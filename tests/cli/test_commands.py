@@ -377,3 +377,19 @@ def test_a_tokenizer_that_panics_is_no_traceback(says, tiny_run, monkeypatch):
 
     monkeypatch.setattr("regard.cli.verbs.answer_input", panic)
     assert says("predict", tiny_run).startswith("the tokenizer cannot read a text: index out of bounds. Is the run's")
+
+
+def test_costs_are_measured_shown_and_drawn(typed, says, tmp_path):
+    picture = tmp_path / "cost.svg"
+    status, out, err = typed(
+        "cost", "--size", "8", "--heads", "2", "--most", "256", "--layers", "window", "--out", picture
+    )
+    assert status == 0, err
+    assert [line.split(" tokens")[0] for line in (out + err).splitlines() if " tokens: " in line] == [
+        *("window 128", "window 256"),
+    ]
+    assert "n w d" in out
+    assert "window" in picture.read_text()
+    assert says("cost", "--size", "7") == "--size 7 is not a multiple of --heads 4."
+    assert says("cost", "--out", "cost.txt").startswith("--out cost.txt: a picture's name ends in")
+    assert says("cost", "--layers", "gru").startswith("unknown layer 'gru', expected recurrent, convolution")

@@ -32,6 +32,8 @@ def cost(
 
     if size % heads:
         raise ConfigError(f"--size {size} is not a multiple of --heads {heads}.")
+    if picture is not None and picture.suffix.lower() not in (".png", ".svg", ".pdf"):  # before all the measuring
+        raise ConfigError(f"--out {picture}: a picture's name ends in .png, .svg or .pdf.")
     lengths = [128 << power for power in range(20) if 128 << power <= most]
     names = [name.strip() for name in layers.split(",")] if layers else list(LAYERS)
     show_costs(lengths, Sizes(size, heads), names, limit, picture)
@@ -75,5 +77,7 @@ def show_costs(
 
 
 def free_memory() -> int:
-    """Bytes that may still be used."""
+    """Bytes that may still be used; where a system does not tell, as many as one likes."""
+    if "SC_AVPHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return 2**62
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
