@@ -39,7 +39,7 @@ ROOMS = {
         *("ctranslate2_engine", "load"),
     ],
     "evaluation": ["metrics", "evaluate", "fit", "cost"],
-    "explain": ["recorder", "attention_maps", "plots", "look", "vectors"],
+    "explain": ["recorder", "attention_maps", "plots", "look", "marginals", "vectors"],
     "formats": ["architectures", "tokenizers", "gguf", "huggingface_import", "huggingface_export", "ctranslate2"],
     "server": [
         *("settings", "schemas", "batcher", "service", "keys", "middleware", "bodies", "libretranslate"),

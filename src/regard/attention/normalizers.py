@@ -1,8 +1,8 @@
 """Normalizers: scores (.., query, key) and a mask -> weights of the same shape.
 
 Softmax chooses one key for each query, whatever the others choose. The structured ones are expectations under a
-distribution over whole structures (Kim 2017): a weight is the marginal of its arc. Segments have weights of their own,
-so they are in `nn/attention.py`.
+distribution over whole structures (Kim 2017): a weight is the marginal of its arc. A matching alone is balanced instead
+(`attention/matching.py`). Segments have weights of their own, so they are in `nn/attention.py`.
 """
 
 from collections.abc import Callable

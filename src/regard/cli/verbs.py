@@ -12,6 +12,7 @@ from pathlib import Path
 
 import typer
 from pydantic_core import to_json
+from torch import Tensor
 
 from regard.cli.console import (
     TrainingView,
@@ -31,7 +32,16 @@ from regard.evaluation.evaluate import evaluate
 from regard.evaluation.fit import fit
 from regard.explain import vectors
 from regard.explain.look import Look, agree, look
-from regard.explain.plots import draw_arcs, draw_map, tabulate_calculation, tabulate_heads
+from regard.explain.marginals import TAGGINGS, Marginal, Potentials, TooLongError, trace_row
+from regard.explain.plots import (
+    draw_arcs,
+    draw_map,
+    tabulate_calculation,
+    tabulate_heads,
+    tabulate_potentials,
+    tabulate_structures,
+    tabulate_sums,
+)
 from regard.inference.predictor import Predictor
 from regard.tasks.task import Answer
 from regard.training.checkpoint import write_file
@@ -175,16 +185,48 @@ def show_maps(found: Look, name: str | None, head: int | None, token: int | None
     if name == "all" and found.find_map():
         out.print(tabulate_heads((one.name, one.entropy(), one.distance()) for one in found.maps))
     elif token is not None:
-        _, rows, columns = found.label(name, head or 0)
-        calculation = found.calculate(token, head or 0, name)
-        say(f"{rows[token]} ({found.title(name, head or 0)})")
-        out.print(tabulate_calculation(calculation, columns))
+        show_row(found, name, head or 0, token)
     else:
         weights, rows, columns = found.label(name, head)
         say(f"{found.title(name, head)}; █ is {float(weights.max()):.2f}")
         if found.is_tree(name):
             out.print(draw_arcs(weights, columns, most=out.width))
         out.print(draw_map(weights, rows, columns, most=out.width))
+
+
+def show_row(found: Look, name: str | None, head: int, token: int) -> None:
+    """Number by number, how one row of one head comes about; of a structure's, by the structures of a short text."""
+    weights, rows, columns = found.label(name, head)
+    attends = found.find_map(name) in found.uses
+    calculation = found.calculate(token, head, name) if attends else None
+    try:
+        traced: Marginal | Potentials | str | None = trace_row(found, token, head, name)
+    except TooLongError as problem:
+        traced = str(problem)
+    say(f"{rows[token]} ({found.title(name, head if attends else None)})")
+    if calculation is not None:
+        out.print(tabulate_calculation(calculation, columns))
+    match traced:
+        case str():
+            say(traced)
+        case Potentials():
+            say("a matching is balanced: what is added to its row and to every column sets their sums")
+            out.print(tabulate_potentials(traced, columns))
+        case Marginal():
+            show_marginal(traced, weights[token], rows, columns)
+
+
+def show_marginal(found: Marginal, weights: Tensor, rows: Sequence[str], columns: Sequence[str]) -> None:
+    """The likeliest structures behind a row, and for every column the sum over those that have it."""
+    shown = len(found.chances)
+    say(f"the {shown} likeliest of {found.total:,} {found.kind}")
+    out.print(tabulate_structures(found, rows, columns))
+    if found.complete:
+        say(f"all {found.total:,} {found.kind} added up")
+    else:
+        most = f"the text is too long to enumerate all {found.kind} (at most {TAGGINGS:,})"
+        say(f"{most}: these {shown} cover {found.covered:.4f} of the probability, the sums are of them alone")
+    out.print(tabulate_sums(found, weights, columns))
 
 
 def show_agreement(found: Look, back: Predictor) -> None:

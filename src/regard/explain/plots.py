@@ -129,6 +129,49 @@ def tabulate_calculation(found: Any, columns: Sequence[str]) -> Table:
     return table
 
 
+def write_structure(kind: str, places: Sequence[int], rows: Sequence[str], columns: Sequence[str]) -> str:
+    """One structure in words: the tags; each word with its parent, a star for the root; the chosen keys, a dash for any
+    other."""
+    if kind == "taggings":
+        return " ".join(columns[tag] for tag in places)
+    if kind == "trees":
+        pairs = enumerate(places)
+        return " ".join(
+            f"*{rows[word]}" if word == parent else f"{columns[parent]}→{rows[word]}" for word, parent in pairs
+        )
+    return " ".join(name if chosen else "-" for name, chosen in zip(columns, places, strict=True))
+
+
+def tabulate_structures(found: Any, rows: Sequence[str], columns: Sequence[str]) -> Table:
+    """The likeliest structures behind a row as a table: each with what the row has in it, where that is one thing."""
+    table = Table("probability", found.kind, box=None, header_style="bold")
+    single = found.kind != "sets of keys"
+    if single:
+        table.add_column("has")
+    parts = zip(found.chances.tolist(), found.picks.long().argmax(-1).tolist(), found.structures.tolist(), strict=True)
+    for chance, picked, places in parts:
+        written = Text(write_structure(found.kind, places, rows, columns))
+        table.add_row(f"{chance:.4f}", written, *([Text(columns[picked])] if single else []))
+    return table
+
+
+def tabulate_sums(found: Any, weights: Tensor, columns: Sequence[str]) -> Table:
+    """What the probabilities of a row's structures sum to, for every column, beside the weight of the map."""
+    table = Table("has", f"sum of its {found.kind}", "weight", box=None, header_style="bold")
+    for name, total, weight in zip(columns, found.sums.tolist(), weights.tolist(), strict=True):
+        table.add_row(Text(name), f"{total:.4f}", f"{weight:.4f}")
+    return table
+
+
+def tabulate_potentials(found: Any, columns: Sequence[str]) -> Table:
+    """A row of a matching as a table: what is added to every score, and the weight that it makes."""
+    table = Table("looks at", "score", "+ row", "+ column", "exp = weight", box=None, header_style="bold")
+    for name, score, column in zip(columns, found.scores, found.columns, strict=True):
+        numbers = (f"{float(number):+.3f}" for number in (score, found.row, column))
+        table.add_row(Text(name), *numbers, f"{float((score + found.row + column).exp()):.4f}")
+    return table
+
+
 def tabulate_heads(maps: Iterable[tuple[str, Sequence[float], Sequence[float] | None]]) -> Table:
     """Every head as a row: how widely it looks (entropy, in bits) and how far (in tokens; self-attention only)."""
     table = Table("map", "head", "entropy", "distance", box=None, header_style="bold")

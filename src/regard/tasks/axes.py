@@ -35,6 +35,7 @@ class Structure(NamedTuple):
     kind: str
     axes: tuple[str, str]  # of its rows and columns
     weights: Tensor  # (heads, row, column)
+    chain: tuple[Tensor, Tensor, Tensor]  # whose they are: unary scores, transitions, lengths (attention/chain.py)
 
 
 def read_pieces(source: Encoded) -> list[Piece]:

@@ -284,4 +284,5 @@ class TaggingTask(Task):
 
     def structures(self, model: Any, batch: Batch) -> list[Structure]:
         """How likely every tag of every word is."""
-        return [Structure("chain", "chain", ("key", "query"), marginals(*model.chain(batch)).tags)]
+        chain = model.chain(batch)
+        return [Structure("chain", "chain", ("key", "query"), marginals(*chain).tags, chain)]
