@@ -50,6 +50,10 @@ KINDS = {
     ),
     "tagger": (COLUMNS, {"kind": "tagger", "layers": 2, "encoder": "transformer", **BLOCKS}),
     "tagger over features": (COLUMNS, {"kind": "tagger", "structure": "memm"}),
+    "tagger over sub-words": (
+        COLUMNS,
+        {"kind": "tagger", "layers": 2, "encoder": "transformer", "pretrained": "x", **BLOCKS},
+    ),
     "lineup": (LineupData(kind="lineup"), {"kind": "lineup", "skills": 2}),
 }
 LABELLED_KINDS = (
@@ -76,6 +80,8 @@ def made(kind):
     if data is COLUMNS:
         sentence = Example(Words(("abc", "de", "f")), "bad good bad", "x:1")
         vocabularies = find_task(config).learn_vocabularies(config, [sentence], [])
+        if config.model.pretrained:
+            vocabularies = vocabularies._replace(source=LETTERS)
     task = make_task(config, vocabularies)
     torch.manual_seed(1)
     return task, task.build().eval()

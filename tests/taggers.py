@@ -8,8 +8,10 @@ import regard
 from regard.config.structure import TaggerConfig
 from regard.config.toml import validate
 from regard.data.batching import Batch
-from regard.data.vocabulary import SPECIAL
+from regard.data.vocabulary import SPECIAL, Vocabularies, Vocabulary
+from regard.tasks import make_task
 from regard.tasks.tagging.model import Tagger
+from regard.training.checkpoint import create_run, get_weights, save_weights
 
 LABELS = len(SPECIAL)
 CHUNKS = """The DT B-NP
@@ -108,3 +110,22 @@ def train(config, run, report=lambda event: None, stop=lambda: False):
     """A run of these settings, and its predictor."""
     regard.fit(regard.start_run(config, run), run, report, device="cpu", stop=stop)
     return regard.load(run, device="cpu")
+
+
+def draw_encoder(run):
+    """The run of an encoder whose weights are drawn: most words of CHUNKS are several of its sub-words."""
+    config = validate(
+        {
+            "data": {"kind": "text", "train": ()},
+            "text": {"source": {"kind": "bpe", "size": 275}, "max_length": 40},
+            "model": {"kind": "encoder", "size": 12, "heads": 3, "feedforward": 7, "layers": 2, "positions": "learned"},
+        },
+        "test",
+    )
+    vocabulary = Vocabulary.learn(CHUNKS.split(), config.text.source)
+    vocabularies = Vocabularies(vocabulary, vocabulary)
+    torch.manual_seed(11)
+    model = make_task(config, vocabularies).build()
+    create_run(run, config, vocabularies, {})
+    save_weights(run / "model.safetensors", get_weights(model), 0)
+    return run

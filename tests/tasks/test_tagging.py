@@ -3,25 +3,29 @@
 import importlib.util
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import httpx
 import pytest
 import torch
-from oracles import EXACT, exact  # noqa: F401 (a fixture)
+from oracles import EXACT, entries, exact  # noqa: F401 (a fixture)
 from serving import live
-from taggers import CHUNKS, LABELS, batch, enumerate_taggings, settings, tagger, train
+from taggers import CHUNKS, LABELS, batch, draw_encoder, enumerate_taggings, settings, tagger, train
 from torch.testing import assert_close
 
 import regard
 from regard.attention.chain import marginals
 from regard.config.data import ColumnsData
-from regard.data.batching import Row
-from regard.data.examples import Words
+from regard.config.structure import WINDOW
+from regard.data.batching import Row, collate
+from regard.data.examples import Example, Ledger, Words
+from regard.data.vocabulary import BOS, EOS, UNK
 from regard.errors import ConfigError, DataError, InputError
 from regard.tasks.tagging.classical import Features, baum_welch, count_hmm, fit_weights, make_groups, minimise, set_hmm
 from regard.tasks.tagging.features import Templates, jamo, learn_guesses, ngrams, shape
 from regard.tasks.tagging.spans import count_spans, is_closed, mark_spans, may_follow, read_spans
+from regard.tasks.tagging.subwords import encode_words, split_words
 from regard.training.prepare import resume_run
 
 STRUCTURES = pytest.mark.parametrize("structure", ["crf", "memm", "softmax"])
@@ -416,6 +420,9 @@ def test_what_constraints_forbid_is_named(data, tmp_path, predictor):
         ({"structure": "hmm"}, "an HMM emits one thing a word"),
         ({"structure": "hmm", "encoder": "rnn"}, "an HMM is counted"),
         ({"encoder": "rnn", "size": 9, "heads": 3}, "size 9 is odd"),
+        ({"features": []}, "features are all that is known of a word"),
+        ({"features": [], "pretrained": "x"}, 'a pretrained encoder is a Transformer: set encoder = "transformer"'),
+        ({"encoder": "transformer", "pretrained": "x"}, "a pretrained encoder reads sub-words, no features"),
         ({"features": ["suffix2[0]"]}, "model.features needs one of word[0], lower[0], rare[0]"),
     ],
 )
@@ -453,6 +460,133 @@ def test_served(predictor):
         assert first[0]["words"][2]["tag"] == "B-VP"
         tree = httpx.post(f"{server.url}/v1/look", json={"text": "The dog ran ."}).json()
         assert (tree["form"]["answer"], tree["maps"][0]["shape"]) == ("spans", [1, 4, len(predictor.task.tags)])
+
+
+# --- over a pretrained encoder ---------------------------------------------------------------------------------------
+
+
+def adapt(data, encoder, *, max_length=30, **model):
+    """Settings of a tagger that begins with an encoder's run."""
+    given = settings(data, encoder="transformer", pretrained=str(encoder), features=WINDOW, dropout=0.0, **model)
+    text = given.text.model_copy(update={"max_length": max_length, "longer": "cut"})
+    return given.model_copy(update={"text": text})
+
+
+@pytest.fixture(scope="module")
+def adapted(data, tmp_path_factory):
+    """A tagger that began with an encoder, which is gone since; the loss of its steps; and what it began with."""
+    folder, events = tmp_path_factory.mktemp("adapted"), []
+    config = adapt(data, draw_encoder(folder / "encoder"), constraints="spans", word_dropout=0.05)
+    begun = regard.start_run(config, folder / "run")
+    first = {name: tensor.clone() for name, tensor in begun.model.state_dict().items()}
+    before = regard.load(folder / "encoder", device="cpu").model
+    regard.fit(begun, folder / "run", events.append, device="cpu")
+    shutil.rmtree(folder / "encoder")
+    losses = [event.values["loss"] for event in events if event.kind == "step"]
+    return regard.load(folder / "run", device="cpu"), losses, (first, before)
+
+
+def test_a_pretrained_encoder_gives_a_tagger_its_form_and_weights(adapted):
+    predictor, losses, (first, before) = adapted
+    config = predictor.config
+    assert (config.model.size, config.model.layers, config.model.positions) == (12, 2, "learned")
+    assert (config.model.features, config.text.source.kind) == ((), "bpe")
+    for name, tensor in before.state_dict().items():
+        assert_close(first[name], tensor[: len(first[name])])
+    assert len(losses) == 30
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_the_state_of_a_word_is_that_of_its_first_sub_word(data, tmp_path, exact):  # noqa: F811
+    """By hand: the encoder's own states of the sub-words of all words, one after another, at the places where words
+    begin."""
+    run = draw_encoder(tmp_path / "encoder")
+    begun, before = regard.start_run(adapt(data, run), tmp_path / "run"), regard.load(run, device="cpu")
+    sentences, model = ["She saw the", "dog", "old Dogs ran . ."], begun.model.double().eval()
+    given = begun.task.collate(begun.task.encode([Words(tuple(one.split())) for one in sentences]))
+    found, lengths = model.word_states(given)
+    assert lengths.tolist() == [3, 1, 5]
+    for row, sentence in enumerate(sentences):
+        parts = [before.source.encode(word).ids for word in sentence.split()]
+        assert max(map(len, parts)) > 1
+        ids = [BOS, *itertools.chain.from_iterable(parts), EOS]
+        states = before.model.double().states(torch.tensor([ids]), torch.tensor([len(ids)]))[0][0]
+        places = itertools.accumulate((len(part) for part in parts[:-1]), initial=1)
+        assert_close(found[row, : len(parts)], states[list(places)], **EXACT)
+
+
+def test_a_word_of_which_a_vocabulary_leaves_nothing_is_unknown():
+    tokens = split_words(["ab", ""], entries(12))
+    assert tokens[1] == ([UNK], [(0, 0)])
+    assert encode_words(tokens, 9) == ([BOS, 0, tokens[0].ids[0], BOS, tokens[0].ids[1], 0, UNK, BOS, EOS, 0], 3)
+    assert encode_words([], 9) == ([], 0)
+
+
+def test_sub_words_of_others_change_nothing(data, adapted, exact):  # noqa: F811
+    """Alone or in a batch, a sentence is as likely, and has the same answer."""
+    predictor = adapted[0]
+    model, task = predictor.model.double(), predictor.task
+    sentences = [[line.split() for line in part.splitlines()] for part in CHUNKS.split("\n\n")]
+    examples = [
+        Example(Words(tuple(one[0] for one in part)), " ".join(one[-1] for one in part), "x") for part in sentences
+    ]
+    found = task.encode_examples(examples, Ledger())
+    assert len({len(row.source) for row in found}) == 3
+    together = model.surprise(collate(found))
+    assert together.tokens.tolist() == [4, 6, 3]
+    for row, nats in zip(found, together.nats, strict=True):
+        assert_close(model.surprise(collate([row])).nats[0], nats, **EXACT)
+    texts = ["The dog ran .", "ran", "She saw the old dog ."]
+    for text, (answer,) in zip(texts, predictor.predict(texts), strict=True):
+        ((alone,),) = predictor.predict([text])
+        assert (alone.text, alone.score) == (answer.text, pytest.approx(answer.score, abs=1e-10))
+    model.float()
+
+
+def test_a_tagger_over_sub_words_answers_by_words(adapted):
+    predictor = adapted[0]
+    ((answer,), (again,)) = predictor.predict(["The  dog ran.", predictor.task.parse("The\tdog\tran\t.")])
+    assert answer.text == again.text
+    words = answer.details["words"]
+    assert [(one["start"], one["end"]) for one in words] == [(0, 3), (5, 8), (9, 12), (12, 13)]
+    assert [one["known"] for one in words] == [predictor.source.find(one["text"]) is not None for one in words]
+    assert {one["known"] for one in words} == {True, False}
+    assert "guessed" not in answer.details
+    assert predictor("") == ""
+    found = regard.evaluate(predictor, [("The dog ran .", answer.text)], warn=len)
+    assert found.metrics["accuracy"] == found.metrics["span_f1"] == 100.0
+
+
+def test_a_look_at_sub_words(adapted, tmp_path):
+    """The chain's map is of words, the encoder's maps are of sub-words."""
+    predictor = adapted[0]
+    found = regard.look(predictor, "The old dog")
+    weights, rows, columns = found.label()
+    assert (rows, columns) == (["The", "old", "dog"], predictor.task.tags)
+    assert_close(weights.sum(-1), torch.ones(3))
+    inside, rows, columns = found.label(next(iter(found.uses)))
+    assert (rows, len(rows)) == (columns, len(inside))
+    assert rows == ["<bos>", "·", "T", "he", "·", "o", "l", "d", "·", "d", "og", "<eos>"]  # a space begins each
+    for name in ("why.html", "why.json", "why.png"):
+        found.save(tmp_path / name)
+    assert [(one["rows"], one["columns"]) for one in found.tree()["maps"]][-2:] == [("key", "key"), ("input", "query")]
+
+
+def test_sub_words_that_do_not_fit(data, tmp_path):
+    """text.max_length counts sub-words. A word that is cut in two keeps its tag, one behind it has none."""
+    predictor = train(adapt(data, draw_encoder(tmp_path / "encoder"), max_length=5), tmp_path / "run")
+    texts = ["zzzzzzzzzz", "zz zzzzzzzz ran ran", ". . . . ."]
+    ((long,), (several,), (whole,)) = predictor.predict(texts)
+    assert [one["text"] for one in long.details["words"]] == ["zzzzzzzzzz"]
+    assert [one["text"] for one in several.details["words"]] == ["zz", "zzzzzzzz"]
+    assert (len(whole.details["words"]), predictor.cut) == (5, 2)
+    (row,) = predictor.task.encode_examples(
+        [Example(Words(tuple(texts[1].split())), "O O B-VP B-VP", "x:1")], Ledger(), "cut"
+    )
+    assert (len(row.target), len(row.source)) == (2, 2 * (5 + 2))
+    predictor.longer = "error"
+    with pytest.raises(InputError, match="text 1 has 11 tokens, this model takes at most 5"):
+        predictor.predict(texts)
 
 
 def test_label_bias(tmp_path):

@@ -136,6 +136,7 @@ REFUSED = {
     "reader of sentences": "it is a reader",
     "tagger": "its task is to tag",
     "tagger over features": "its task is to tag",
+    "tagger over sub-words": "its task is to tag",
     "lineup": "its task is to line up",
 }
 

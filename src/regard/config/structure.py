@@ -44,8 +44,12 @@ class TaggerConfig(BlockConfig):
     encoder: Literal["none", "rnn", "transformer"] = "none"
     """What reads the features of the words: nothing (their weights are the scores, fitted by L-BFGS in `train.steps`
     passes), a bidirectional LSTM, or a Transformer."""
-    features: Annotated[tuple[str, ...], Field(min_length=1)] = WINDOW
-    """Feature templates (docs/tagging.md): properties of a word and its neighbours, as suffix3[0] or pos[-1]|pos[0]."""
+    pretrained: str | None = None
+    """A run (of kind encoder, as `regard import` makes) whose vocabulary, form and weights a Transformer begins with:
+    it reads sub-words instead of features, and `text.max_length` counts them."""
+    features: tuple[str, ...] = WINDOW
+    """Feature templates (docs/tagging.md): properties of a word and its neighbours, as suffix3[0] or pos[-1]|pos[0].
+    With `pretrained`, there are none: leave them out, or set []."""
     max_features: Count = 64
     """Features of one word at most."""
     constraints: Literal["none", "spans"] = "none"
@@ -57,7 +61,7 @@ class TaggerConfig(BlockConfig):
     smoothing: Annotated[float, Field(gt=0)] = 0.1
     """Of an HMM: what is added to every count."""
     word_dropout: Share = 0.0
-    """Probability with which training hides a feature from an encoder."""
+    """Probability with which training hides a feature, or a sub-word, from an encoder."""
     size: Count = 256
     feedforward: Count = 512
     heads: Count = 4
@@ -72,6 +76,16 @@ class TaggerConfig(BlockConfig):
             raise ValueError('an HMM emits one thing a word: it needs one template, as features = ["rare[0]"]')
         if self.encoder == "rnn" and self.size % 2:
             raise ValueError(f"size {self.size} is odd, and a bidirectional LSTM gives half to each direction")
+        return self
+
+    @model_validator(mode="after")
+    def words_are_features_or_subwords(self) -> "TaggerConfig":
+        if self.pretrained and self.encoder != "transformer":
+            raise ValueError('a pretrained encoder is a Transformer: set encoder = "transformer"')
+        if self.pretrained and self.features not in ((), WINDOW):
+            raise ValueError("a pretrained encoder reads sub-words, no features: leave features out, or set [] for it")
+        if not self.pretrained and not self.features:
+            raise ValueError("features are all that is known of a word: name one template at least")
         return self
 
     def check(self, config: "Config") -> None:

@@ -32,47 +32,24 @@ def surprise(chain: Chain, answer: Tensor) -> Surprise:
     return Surprise(log_partition(*chain) - gold, chain.lengths)
 
 
-class Tagger(Trainable):
-    """A chain of tags over words. Every word is a bag of features whose weights are its scores, or whose vectors an
-    encoder reads. A CRF normalizes over whole taggings, an MEMM at every step given the tag before, a softmax at every
-    step alone; an HMM is a chain like a CRF, with weights that are counted."""
+class ChainTagger(Trainable):
+    """A chain of tags over words, whatever their scores come from. A CRF normalizes over whole taggings, an MEMM at
+    every step given the tag before, a softmax at every step alone; an HMM is a chain like a CRF, with weights that are
+    counted."""
 
-    def __init__(self, config: TaggerConfig, features: int, tags: int, width: int, longest: int) -> None:
-        """`width` is how many ids the bag of a word has."""
+    def __init__(self, config: TaggerConfig, tags: int) -> None:
         super().__init__()
-        self.structure, self.width, self.word_dropout = config.structure, width, config.word_dropout
-        self.encoder = make_encoder(config, longest)
-        inner = tags if self.encoder is None else config.size
-        self.bag = nn.EmbeddingBag(features, inner, mode="sum", padding_idx=PAD)
-        nn.init.normal_(self.bag.weight, std=0.0 if self.encoder is None else config.size**-0.5)
+        self.structure, self.word_dropout = config.structure, config.word_dropout
         self.dropout = Dropout(config.dropout)
-        self.output = None if self.encoder is None else nn.Linear(config.size, tags)
         self.start, self.end = nn.Parameter(torch.zeros(tags)), nn.Parameter(torch.zeros(tags))
         self.transitions = nn.Parameter(torch.zeros(tags, tags))
         self.allowed: Tensor
         self.register_buffer("allowed", torch.ones(tags + 1, tags + 1, dtype=torch.bool), persistent=False)
         """Which tag (column) may follow which (row); the last of each is the edge of a sentence."""
 
-    def bags(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The sum of the features of every word (batch, n, size), and how many words there are (batch,)."""
-        ids = batch.source
-        if self.training and self.word_dropout and self.encoder is not None:
-            ids = ids.masked_fill(torch.rand(ids.shape, device=ids.device) < self.word_dropout, PAD)
-        summed: Tensor = self.bag(ids.reshape(-1, self.width))
-        return summed.view(len(ids), ids.shape[1] // self.width, summed.shape[-1]), batch.lengths // self.width
-
     def word_scores(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """What every tag of every word scores (batch, n, tags), and how many words there are (batch,)."""
-        x, lengths = self.bags(batch)
-        if self.encoder is None or self.output is None:
-            return x, lengths
-        x = self.dropout(x)
-        if isinstance(self.encoder, RecurrentEncoder):
-            states, _ = self.encoder(x, lengths.clamp(min=1))
-        else:
-            states = self.encoder(x, padding(lengths, x.shape[1]))
-        scores: Tensor = self.output(self.dropout(states))
-        return scores, lengths
+        raise NotImplementedError
 
     def chain(self, batch: Batch) -> Chain:
         """The chain of every sentence."""
@@ -139,6 +116,41 @@ class Tagger(Trainable):
         paths, scores = best_paths(*chain, count)
         found = marginals(*chain)
         return paths, scores - found.log_partition[:, None], found.tags
+
+
+class Tagger(ChainTagger):
+    """A chain over features: every word is a bag of them, whose weights are its scores, or whose vectors an encoder
+    reads."""
+
+    def __init__(self, config: TaggerConfig, features: int, tags: int, width: int, longest: int) -> None:
+        """`width` is how many ids the bag of a word has."""
+        super().__init__(config, tags)
+        self.width = width
+        self.encoder = make_encoder(config, longest)
+        inner = tags if self.encoder is None else config.size
+        self.bag = nn.EmbeddingBag(features, inner, mode="sum", padding_idx=PAD)
+        nn.init.normal_(self.bag.weight, std=0.0 if self.encoder is None else config.size**-0.5)
+        self.output = None if self.encoder is None else nn.Linear(config.size, tags)
+
+    def bags(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The sum of the features of every word (batch, n, size), and how many words there are (batch,)."""
+        ids = batch.source
+        if self.training and self.word_dropout and self.encoder is not None:
+            ids = ids.masked_fill(torch.rand(ids.shape, device=ids.device) < self.word_dropout, PAD)
+        summed: Tensor = self.bag(ids.reshape(-1, self.width))
+        return summed.view(len(ids), ids.shape[1] // self.width, summed.shape[-1]), batch.lengths // self.width
+
+    def word_scores(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        x, lengths = self.bags(batch)
+        if self.encoder is None or self.output is None:
+            return x, lengths
+        x = self.dropout(x)
+        if isinstance(self.encoder, RecurrentEncoder):
+            states, _ = self.encoder(x, lengths.clamp(min=1))
+        else:
+            states = self.encoder(x, padding(lengths, x.shape[1]))
+        scores: Tensor = self.output(self.dropout(states))
+        return scores, lengths
 
 
 def normalize_step(scores: Tensor, forbidden: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -20,13 +21,14 @@ from regard.data.encoding import Encoded
 from regard.data.examples import Dropped, Example, Source, Words
 from regard.data.vocabulary import UNK, Vocabularies, Vocabulary
 from regard.errors import ConfigError, DataError, InputError
-from regard.tasks.axes import Piece, Structure, Tokens
-from regard.tasks.encoder import LABELS
+from regard.tasks.axes import Piece, Structure, Tokens, read_pieces
+from regard.tasks.encoder import LABELS, EncoderTask
 from regard.tasks.page import FORMS
 from regard.tasks.tagging.classical import baum_welch, count_hmm, fit_weights, make_groups
 from regard.tasks.tagging.features import Guesses, Templates, encode_bag, learn_features, read_guesses
-from regard.tasks.tagging.model import Tagger
+from regard.tasks.tagging.model import ChainTagger, Tagger
 from regard.tasks.tagging.spans import count_spans, count_tags, is_closed, mark_spans, may_follow, read_spans
+from regard.tasks.tagging.subwords import IDS, SubwordTagger, count_words, encode_words, split_words
 from regard.tasks.task import Answer, Answered, Generate, Metric, Table, Task, Token
 
 KNOWN = ("word[0]", "lower[0]", "rare[0]")
@@ -78,8 +80,19 @@ class TaggingTask(Task):
     @classmethod
     def check(cls, config: Config) -> None:
         templates = cls.make_templates(config, lambda word: True)
-        if not any(name in KNOWN for name, _ in templates.single):
+        if not cls.pretrained_run(config) and not any(name in KNOWN for name, _ in templates.single):
             raise ConfigError(f"model.features needs one of {', '.join(KNOWN)}: it tells which words training knew.")
+
+    @classmethod
+    def pretrained_run(cls, config: Config) -> Path | None:
+        assert isinstance(config.model, TaggerConfig)
+        return Path(config.model.pretrained) if config.model.pretrained else None
+
+    @classmethod
+    def adopt(cls, config: Config, pretrained: Config) -> Config:
+        """As every encoder; features are left out."""
+        adopted = EncoderTask.adopt(config, pretrained)
+        return adopted.model_copy(update={"model": adopted.model.model_copy(update={"features": ()})})
 
     @classmethod
     def parse(cls, text: str) -> Source:
@@ -118,15 +131,18 @@ class TaggingTask(Task):
     def __init__(self, config: Config, vocabularies: Vocabularies) -> None:
         super().__init__(config, vocabularies)
         self.ids: dict[str, int] = self.source.tokenizer.get_vocab()
-        self.templates = self.make_templates(config, lambda word: f"rare[0]={word}" in self.ids, read_guesses(self.ids))
-        self.ids_per_token = min(
-            len(self.templates.single) + 200 * bool(self.templates.ngrams), self.settings.max_features
-        )
+        self.subwords = self.pretrained_run(config) is not None
+        guesses = {} if self.subwords else read_guesses(self.ids)
+        self.templates = self.make_templates(config, lambda word: f"rare[0]={word}" in self.ids, guesses)
+        features = len(self.templates.single) + 200 * bool(self.templates.ngrams)
+        self.ids_per_token = IDS if self.subwords else min(features, self.settings.max_features)
         self.tags: list[str] = [self.target.token(i) for i in range(LABELS, self.target.size)]
         self.closed = is_closed(self.tags)
 
     def knows(self, word: str) -> bool:
-        """Whether training saw a word, as far as the features tell."""
+        """Whether training saw a word, as far as the features tell; of sub-words, whether it is one of them."""
+        if self.subwords:
+            return self.source.find(word) is not None
         return any(f"{name}={word.lower() if name == 'lower[0]' else word}" in self.ids for name in KNOWN)
 
     def check_examples(self, examples: Sequence[Example]) -> None:
@@ -144,6 +160,10 @@ class TaggingTask(Task):
         for example, tokens in zip(examples, self.target.encode_all([one.target for one in examples]), strict=True):
             yield Dropped("a tag that training never saw", example.where) if UNK in tokens.ids else tokens.ids
 
+    def make_row(self, source: list[int], wanted: list[int]) -> Row:
+        """Words that were cut off have no tags."""
+        return super().make_row(source, wanted[: count_words(source)] if self.subwords else wanted)
+
     def describe_rows(self, rows: Sequence[Row]) -> tuple[int, str]:
         """A solver's step is a pass over all words."""
         words = [len(row.target) for row in rows]
@@ -152,8 +172,11 @@ class TaggingTask(Task):
 
     # --- the model
 
-    def build(self) -> Tagger:
-        model = Tagger(self.settings, self.source.size, len(self.tags), self.ids_per_token, self.config.text.max_length)
+    def build(self) -> ChainTagger:
+        sizes, longest = (self.settings, self.source.size, len(self.tags)), self.config.text.max_length
+        model: ChainTagger = (
+            SubwordTagger(*sizes, longest + 2) if self.subwords else Tagger(*sizes, self.ids_per_token, longest)
+        )
         names = [*self.tags, None]
         model.allowed = torch.tensor([[self.allows(before, tag) for tag in names] for before in names])
         return model
@@ -199,8 +222,11 @@ class TaggingTask(Task):
             super().check_source(source, where)
         elif source.columns and len(source.columns) != len(source.words):
             raise InputError(f"{where} has {len(source.words)} words, but columns for {len(source.columns)}.")
+        if self.settings.constraints == "none":
+            return
         count = len(source.words if isinstance(source, Words) else self.split(str(source)))
-        if not self.may_tag(min(count, self.config.text.max_length)):
+        kept = len(self.encode([source])[0].offsets) if self.subwords else min(count, self.config.text.max_length)
+        if not self.may_tag(kept):
             raise InputError(
                 f'{where} has {count} words, and model.constraints = "spans" allows no tagging of so many with the '
                 f"tags {', '.join(self.tags)}."
@@ -227,10 +253,14 @@ class TaggingTask(Task):
             else:
                 places = self.split(text)
                 source = Words(tuple(text[start:end] for start, end in places))
-            most = self.config.text.max_length
-            bags = self.templates.extract(source)[:most]
-            ids = [i for bag in bags for i in encode_bag(bag, self.ids, self.ids_per_token)]
-            out.append(Encoded(source, text, ids, places[:most], len(places)))
+            most, length = self.config.text.max_length, len(places)
+            if self.subwords:
+                ids, length = encode_words(split_words(source.words, self.source), most)
+                places = places[: count_words(ids)]
+            else:
+                bags = self.templates.extract(source)[:most]
+                ids = [i for bag in bags for i in encode_bag(bag, self.ids, self.ids_per_token)]
+            out.append(Encoded(source, text, ids, places[:most], length))
         return out
 
     def answer(self, model: Any, sources: Sequence[Encoded], best: int, generate: Generate) -> Iterator[Answered]:
@@ -256,7 +286,7 @@ class TaggingTask(Task):
             tokens.append(Token(self.tags[tag], math.log(max(chance, 1e-30)), tag + LABELS))
         tags = [token.text for token in tokens]
         came = min((len(row) for row in getattr(source.source, "columns", ())), default=0)
-        guessed = self.templates.columns[came:]
+        guessed = [] if self.subwords else self.templates.columns[came:]
         spans = [
             {"label": label, "start": words[first]["start"], "end": words[end - 1]["end"]}
             for label, first, end in (read_spans(tags) if mark_spans(self.tags) else ())
@@ -275,8 +305,22 @@ class TaggingTask(Task):
     # --- looking
 
     def axes(self, source: Encoded, answer: Answer) -> Tokens:
+        """Words and tags; beside sub-words, which the encoder's maps are of, words are the `input`."""
         words = [Piece(source.text[start:end], start, end) for start, end in source.offsets]
-        return {"key": words, "query": [Piece(tag, 0, 0) for tag in self.tags], "input": []}
+        tags = [Piece(tag, 0, 0) for tag in self.tags]
+        if not self.subwords:
+            return {"key": words, "query": tags, "input": []}
+        places = [
+            (word.start + start, word.start + end)
+            for word, tokens in zip(words, split_words([one.text for one in words], self.source), strict=True)
+            for start, end in tokens.offsets
+        ]
+        ids, end = source.ids[::IDS], (len(source.text), len(source.text))
+        return {
+            "key": read_pieces(source._replace(ids=ids, offsets=[(0, 0), *places[: len(ids) - 2], end])),
+            "query": tags,
+            "input": words,
+        }
 
     def look_logprobs(self, model: Any, batch: Batch, answer: Answer) -> list[float]:
         """Of tags there are some for every word: the map has them."""
@@ -284,5 +328,5 @@ class TaggingTask(Task):
 
     def structures(self, model: Any, batch: Batch) -> list[Structure]:
         """How likely every tag of every word is."""
-        chain = model.chain(batch)
-        return [Structure("chain", "chain", ("key", "query"), marginals(*chain).tags, chain)]
+        words, chain = "input" if self.subwords else "key", model.chain(batch)
+        return [Structure("chain", "chain", (words, "query"), marginals(*chain).tags, chain)]
