@@ -1,12 +1,12 @@
 """Chains, trees and segments against pytorch-crf and torch-struct: forward and backward, in turns, same scores.
 
 Times are of one thread, of the processor alone, so that others on the machine do not count; the ratio is the rival's
-median over ours, so more than 1 is faster. torch-struct is
-not among the dependencies: it was last released in 2021, and its projective trees with one root do not run on a torch
-of today, so those are compared with many roots, which is less work. How far results differ is printed beside.
+median over ours, so more than 1 is faster. torch-struct is not among the dependencies: it was last released in 2021,
+and its projective trees with one root do not run on a torch of today, so those are compared with many roots, which is
+less work. How far results differ is printed beside.
 
-    pip install --no-deps --target /tmp/rivals torch-struct
-    PYTHONPATH=/tmp/rivals python benchmarks/structure.py --rounds 7
+    pip install --no-deps --target rivals torch-struct
+    PYTHONPATH=rivals python benchmarks/structure.py --rounds 7
 """
 
 import argparse
