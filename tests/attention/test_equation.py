@@ -16,6 +16,7 @@ from regard.attention.masks import causal, padding, window
 from regard.attention.normalizers import softmax
 from regard.attention.scores import biased, dot, scaled_dot
 from regard.nn.attention import Additive
+from regard.training.memory import TensorBytes
 
 pytestmark = pytest.mark.usefixtures("exact")
 
@@ -189,8 +190,9 @@ def test_fused_equals_plain(mask, dtype, near, monkeypatch):
         "random": random_mask(key=263),
         "blind": random_mask(key=263, blind=True),
     }[mask]
-    found = attend_fast(inputs[0], KeyValues(*inputs[1:]), chosen, score=scaled_dot, normalize=softmax)
-    assert calls == [{"is_causal": True} if square else {}]  # the kernel knows that mask itself
+    given = {"score": scaled_dot, "normalize": softmax, "is_causal": square}  # the kernel knows that mask itself
+    found = attend_fast(inputs[0], KeyValues(*inputs[1:]), None if square else chosen, **given)
+    assert calls == [{"is_causal": square}]
     wanted = attend(*inputs, chosen).context
     assert_close(found, wanted, rtol=0, atol=near)
     pull = torch.randn_like(wanted)
@@ -205,7 +207,7 @@ def test_whatever_a_kernel_leaves_of_a_blind_query_is_blanked(monkeypatch):
     monkeypatch.setattr(
         F,
         "scaled_dot_product_attention",
-        lambda *given: fused(*given).masked_fill(~given[3].any(-1, keepdim=True), torch.nan),
+        lambda *given, **by: fused(*given, **by).masked_fill(~given[3].any(-1, keepdim=True), torch.nan),
     )
     found = attend_fast(query, KeyValues(*memory), mask, score=scaled_dot, normalize=softmax)
     assert_close(found, attend(query, *memory, mask).context, **EXACT)
@@ -223,12 +225,23 @@ def test_the_plain_path_serves_the_rest(monkeypatch):
 
 
 def test_the_choice_is_the_one_that_was_measured():
-    assert fused_is_faster(torch.empty(300, 4, 15, 64))
-    assert fused_is_faster(torch.empty(1, 4, 1, 64))
-    assert not fused_is_faster(torch.empty(320, 4, 1, 64))
+    assert fused_is_faster(torch.empty(300, 4, 15, 64), 15)
+    assert fused_is_faster(torch.empty(1, 4, 1, 64), 7)
+    assert not fused_is_faster(torch.empty(320, 4, 1, 64), 7)
     with torch.no_grad():
-        assert fused_is_faster(torch.empty(320, 4, 1, 64))
-    assert not fused_is_faster(torch.empty(300, 4, 15, 64, dtype=torch.bfloat16))
+        assert fused_is_faster(torch.empty(320, 4, 1, 64), 7)
+    assert not fused_is_faster(torch.empty(300, 4, 15, 64, dtype=torch.bfloat16), 15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_long_texts_have_no_tensor_of_queries_times_keys(dtype, is_causal):
+    """Neither forward nor backward, neither maps nor masks."""
+    inputs = [torch.randn(1, 1, 3000, 2, dtype=dtype, requires_grad=True) for _ in range(3)]
+    with TensorBytes() as counted:
+        given = {"score": scaled_dot, "normalize": softmax, "is_causal": is_causal}
+        attend_fast(inputs[0], KeyValues(*inputs[1:]), None, **given).sum().backward()
+    assert counted.most < 3000 * 3000
 
 
 # --- B5: why it is scaled --------------------------------------------------------------------------------------------

@@ -5,14 +5,18 @@ import itertools
 
 import pytest
 import torch
+from linformer import LinformerSelfAttention
 from torch.testing import assert_close
 
+from regard.attention import sparse
 from regard.attention.equation import KeyValues, attend
 from regard.attention.linformer import project_sequence
 from regard.attention.masks import causal, distance, window
+from regard.attention.normalizers import softmax
 from regard.attention.positions import alibi
 from regard.attention.scores import biased, scaled_dot
-from regard.attention.sparse import Pattern, attend_blocks, list_blocks, sparse_mask
+from regard.attention.sparse import Pattern, attend_blocks, list_blocks, sparse_mask, weigh_blocks
+from regard.nn.attention import SOURCE, Slots, multi_head_attention
 
 EXACT = {"rtol": 0, "atol": 1e-10}
 HEADS = 2
@@ -45,8 +49,11 @@ PATTERNS = [
 @pytest.mark.parametrize(
     "pattern", [*PATTERNS, Pattern(1, 2, None, 1, 1), Pattern(4, 1, 4), Pattern(3, 2, 5, causal=True)], ids=str
 )
-@pytest.mark.parametrize("n", [1, 12, 25])
-def test_blocks_are_a_dense_mask_with_gradients_whatever_the_padding(pattern, n):
+@pytest.mark.parametrize(("n", "kept"), [(1, 2**25), (12, 2**25), (25, 2**25), (25, 0)])
+def test_blocks_are_a_dense_mask_with_gradients_whatever_the_padding(pattern, n, kept, monkeypatch):
+    """Also where what was gathered is not kept for the gradient; three blocks of queries at a time."""
+    monkeypatch.setattr(sparse, "KEPT", kept)
+    monkeypatch.setattr(sparse, "split_chunks", lambda own, rows: [slice(i, i + 3) for i in range(0, len(own), 3)])
     for lengths, bias in itertools.product((None, [n, max(1, n // 2), 1]), (None, functools.partial(alibi, HEADS))):
         inputs = drawn(n)
         query, keys, values = inputs
@@ -60,6 +67,27 @@ def test_blocks_are_a_dense_mask_with_gradients_whatever_the_padding(pattern, n)
             weight = torch.randn_like(got)
             slopes = [torch.autograd.grad((x * weight).sum(), inputs, retain_graph=True) for x in (got, wanted)]
             assert_close(*slopes, **EXACT)
+
+
+@pytest.mark.parametrize("pattern", [*PATTERNS, Pattern(4, 1, 4), Pattern(3, 2, 5, causal=True)], ids=str)
+@pytest.mark.parametrize("n", [1, 12, 25])
+def test_weights_of_blocks_are_those_of_a_dense_mask(pattern, n):
+    query, keys, _ = (part[0].detach() for part in drawn(n))
+    leading = 0 if pattern.causal else min(n, pattern.first * pattern.block)  # which see everything
+    for bias, step in itertools.product((None, functools.partial(alibi, HEADS)), (1, 3)):
+        score = scaled_dot if bias is None else biased(scaled_dot, bias(distance(n, n)))
+        wanted = softmax(score(query, keys), places_mask(pattern, n, n))
+        found = torch.zeros(HEADS, n, n, dtype=torch.float64)
+        for start in range(0, -(-n // pattern.block), step):
+            weights, places = weigh_blocks(query, keys, pattern, slice(start, start + step), bias)
+            rows = torch.arange(start * pattern.block, min(n, (start + step) * pattern.block))
+            assert len(rows) == len(places) == weights.shape[1]
+            assert (weights.sum(-1) - 1).abs().max() < 1e-10
+            for row, own, of in zip(rows, weights.unbind(1), places, strict=True):
+                assert not own[:, of < 0].any()
+                assert (of[of >= 0].diff() > 0).all()
+                found[:, row, of[of >= 0]] = own[:, of >= 0]
+        assert_close(found[:, leading:], wanted[:, leading:], **EXACT)
 
 
 @pytest.mark.parametrize("n", [1, 5, 17, 40])
@@ -138,3 +166,25 @@ def test_what_is_the_same_everywhere_is_the_same_in_linformers_slots_at_any_leng
             project_sequence(torch.ones(1, 1, n, 2, dtype=torch.float64), projection),
             torch.ones(1, 1, 3, 2, dtype=torch.float64),
         )
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_linformer_is_that_of_the_linformer_package_with_the_same_weights(shared):
+    """Its `share_kv` shares the projections to keys and values too, so ours are made equal by hand."""
+    rival = LinformerSelfAttention(12, 11, k=5, heads=3, share_kv=shared).double()
+    own = multi_head_attention(12, 3, bias=False, kind="self", axes=SOURCE, slots=Slots(11, 5, None, shared=shared))
+    own.double()
+    values, slots = ("k", rival.proj_k) if shared else ("v", rival.proj_v)
+    weights = [getattr(rival, f"to_{part}").weight for part in ("q", "k", values)]
+    with torch.no_grad():
+        own.projection.weight.copy_(torch.cat(weights))
+        own.output.weight.copy_(rival.to_out.weight)
+        rival.to_out.bias.zero_()
+        own.slots.keys.copy_(rival.proj_k)
+        if not shared:
+            own.slots.values.copy_(slots)
+    x = torch.randn(2, 11, 12, dtype=torch.float64, requires_grad=True)
+    found, wanted = own(*own.project_qkv(x)), rival(x)
+    assert_close(found, wanted, **EXACT)
+    weight = torch.randn_like(found)
+    assert_close(*(torch.autograd.grad((one * weight).sum(), x)[0] for one in (found, wanted)), **EXACT)

@@ -7,10 +7,10 @@ from torch.testing import assert_close
 
 import regard
 from regard.errors import ConfigError
-from regard.evaluation.cost import Alive
 from regard.evaluation.fit import fit
 from regard.nn.attention import Attention
 from regard.nn.transformer import Block, Decoder, Encoder
+from regard.training.memory import TensorBytes
 from regard.training.prepare import start_run
 
 CLOSE = {"rtol": 0, "atol": 1e-10}
@@ -82,8 +82,11 @@ def test_linformer_in_an_encoder(share):
     weights = encoder.blocks[0].self_attention
     queries, kv = weights.project_qkv(x)
     shown = weights.weights(queries, kv, (torch.arange(20) < lengths[:, None])[:, None, None])
+    assert shown.shape == (2, 2, 20, 5)  # tokens look at slots
     assert_close(shown.sum(-1), torch.ones(2, 2, 20, dtype=torch.float64), **CLOSE)
-    assert not shown[1, :, :, 13:].any()
+    gathered = weights.slots.shares(20, (torch.arange(20) < lengths[:, None])[:, None, None])
+    assert_close(gathered.sum(-1), torch.ones_like(gathered[..., 0]), **CLOSE)
+    assert not gathered[1, :, :, 13:].any()
 
 
 @pytest.mark.parametrize("own", [WINDOW, BIGBIRD], ids=["window", "bigbird"])
@@ -121,7 +124,7 @@ def test_checkpointed_activations_give_the_same_gradients_with_less_memory():
             block.checkpoint_activations = checkpointed
         x = torch.randn(2, 64, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         torch.manual_seed(5)
-        with Alive() as alive:
+        with TensorBytes() as alive:
             encoder(x, None).square().sum().backward()
         bytes_alive.append(alive.most)
         gradients.append([parameter.grad for parameter in encoder.parameters()])

@@ -47,7 +47,7 @@ def test_an_encoder_block_is_the_one_of_torch(norm, activation, masked):
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_decoder_block_is_the_one_of_torch(norm, activation, masked):
-    ours = shaken(Block(settings(norm=norm, activation=activation, positions="none"), TARGET, cross=True))
+    ours = shaken(Block(settings(norm=norm, activation=activation, positions="none"), TARGET, cross="cross"))
     theirs = nn.TransformerDecoderLayer(12, 3, 7, 0.0, activation, batch_first=True, norm_first=norm == "pre")
     theirs.self_attn, theirs.multihead_attn = rival(ours.self_attention), rival(ours.cross_attention)
     theirs.linear1, theirs.linear2 = ours.feedforward.up, ours.feedforward.down
@@ -55,14 +55,14 @@ def test_a_decoder_block_is_the_one_of_torch(norm, activation, masked):
     x, states = torch.randn(2, 5, 12), torch.randn(2, 7, 12)
     ahead, hidden = (causal(5, 5), padding(torch.tensor([3, 7]), 7)) if masked else (None, None)
     found, _ = ours(x, ahead, ours.cross_attention.project_kv(states), hidden)
-    masks = {"tgt_mask": ~ahead, "memory_key_padding_mask": ~hidden[:, 0, 0]} if masked else {}
-    assert_close(found, theirs(x, states, **masks), **EXACT)
+    masks = {"memory_key_padding_mask": ~hidden[:, 0, 0]} if masked else {}
+    assert_close(found, theirs(x, states, tgt_mask=~causal(5, 5), **masks), **EXACT)  # without a mask, it is causal
 
 
 @pytest.mark.parametrize("kv_heads", [None, 1])
 @pytest.mark.parametrize("norm", NORMS)
 def test_encoder_states_are_worth_as_much_as_their_keys_and_values(norm, kv_heads):
-    block = shaken(Block(settings(norm=norm, kv_heads=kv_heads), TARGET, cross=True))
+    block = shaken(Block(settings(norm=norm, kv_heads=kv_heads), TARGET, cross="cross"))
     x, states = torch.randn(6, 5, 12), torch.randn(2, 7, 12)  # three hypotheses of each sentence
     masks = causal(5, 5), padding(torch.tensor([3, 7]), 7)
     given = [block(x, masks[0], source, masks[1]) for source in (states, block.project_source(states))]
@@ -71,7 +71,7 @@ def test_encoder_states_are_worth_as_much_as_their_keys_and_values(norm, kv_head
 
 
 def test_a_block_needs_no_source():
-    block, x = shaken(Block(settings(), TARGET, cross=True)), torch.randn(2, 5, 12)
+    block, x = shaken(Block(settings(), TARGET, cross="cross")), torch.randn(2, 5, 12)
     found, kv = block(x, causal(5, 5))
     alone = Block(settings(), TARGET)
     alone.load_state_dict(
@@ -85,16 +85,15 @@ def test_a_block_needs_no_source():
 
 
 def test_attentions_of_stacks_say_what_stands_on_their_sides():
-    encoder, decoder = Encoder(settings(), 2, longest=11), Decoder(settings(), 2, longest=11, cross=True)
+    encoder, decoder = Encoder(settings(), 2, longest=11), Decoder(settings(), 2, longest=11, cross="cross")
     assert [(b.self_attention.kind, b.self_attention.axes) for b in encoder.blocks] == [("self", SOURCE)] * 2
     assert [(b.self_attention.kind, b.self_attention.axes) for b in decoder.blocks] == [("self", TARGET)] * 2
     assert [(b.cross_attention.kind, b.cross_attention.axes) for b in decoder.blocks] == [("cross", CROSS)] * 2
 
 
 def test_a_block_without_bias_has_it_in_its_norms_alone():
-    names = [
-        name for name, _ in Block(settings(bias=False), TARGET, cross=True).named_parameters() if name.endswith("bias")
-    ]
+    block = Block(settings(bias=False), TARGET, cross="cross")
+    names = [name for name, _ in block.named_parameters() if name.endswith("bias")]
     assert names == [f"residuals.{number}.norm.bias" for number in range(3)]
 
 
@@ -117,14 +116,14 @@ def test_dropout_stands_behind_every_part_and_behind_the_embeddings():
     config, ones = settings(dropout=0.5, positions="none", embedding_scale=False), torch.ones(101, 7, 12)
     assert_half_dropped(Residual(config)(torch.zeros_like(ones), lambda x: ones))
     assert_half_dropped(Encoder(config, 1, longest=11).prepare(ones))
-    block = Block(config, TARGET, cross=True)
+    block = Block(config, TARGET, cross="cross")
     assert [residual.dropout.probability for residual in block.residuals] == [0.5] * 3
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])
 def test_every_norm_has_the_epsilon_that_was_set(kind):
     config = settings(norm_kind=kind, norm_epsilon=0.25, embedding_norm=True)
-    norms = [part for part in Decoder(config, 2, longest=11, cross=True).modules() if hasattr(part, "eps")]
+    norms = [part for part in Decoder(config, 2, longest=11, cross="cross").modules() if hasattr(part, "eps")]
     assert [norm.eps for norm in norms] == [0.25] * (2 * 3 + 2)
 
 
@@ -135,7 +134,7 @@ def test_every_norm_has_the_epsilon_that_was_set(kind):
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_a_step_at_a_time_is_all_at_once(positions, norm):
     config = settings(positions=positions, norm=norm)
-    decoder, x = shaken(Decoder(config, config.decoder_layers, longest=11, cross=True)), torch.randn(2, 7, 12)
+    decoder, x = shaken(Decoder(config, config.decoder_layers, longest=11, cross="cross")), torch.randn(2, 7, 12)
     source = decoder.project_source(EncodedSource(torch.randn(2, 5, 12), padding(torch.tensor([3, 5]), 5)))
     wanted, whole = decoder(x, source)
     cache, steps = None, []
@@ -149,7 +148,7 @@ def test_a_step_at_a_time_is_all_at_once(positions, norm):
 
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_hypotheses_of_one_sentence_look_at_the_same_source(positions):
-    decoder, x = shaken(Decoder(settings(positions=positions), 2, longest=11, cross=True)), torch.randn(6, 4, 12)
+    decoder, x = shaken(Decoder(settings(positions=positions), 2, longest=11, cross="cross")), torch.randn(6, 4, 12)
     states, mask = torch.randn(2, 5, 12), padding(torch.tensor([3, 5]), 5)
     source = EncodedSource(states, mask)
     copied = EncodedSource(states.repeat_interleave(3, dim=0), mask.repeat_interleave(3, dim=0))
@@ -170,7 +169,7 @@ def test_padding_more_changes_nothing(positions, norm):
 
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_what_comes_later_is_not_seen(positions):
-    decoder, x = shaken(Decoder(settings(positions=positions), 2, longest=11, cross=True)), torch.randn(2, 7, 12)
+    decoder, x = shaken(Decoder(settings(positions=positions), 2, longest=11, cross="cross")), torch.randn(2, 7, 12)
     source = decoder.project_source(EncodedSource(torch.randn(2, 5, 12), None))
     before, _ = decoder(x, source)
     x[:, 4] = torch.randn(2, 12)
@@ -181,7 +180,7 @@ def test_what_comes_later_is_not_seen(positions):
 
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_a_source_may_be_projected_before(positions):
-    decoder, x = shaken(Decoder(settings(positions=positions), 2, longest=11, cross=True)), torch.randn(2, 7, 12)
+    decoder, x = shaken(Decoder(settings(positions=positions), 2, longest=11, cross="cross")), torch.randn(2, 7, 12)
     source = EncodedSource(torch.randn(2, 5, 12), padding(torch.tensor([3, 5]), 5))
     projected = decoder.project_source(source)
     assert len(projected.projected) == 2
@@ -212,7 +211,7 @@ def test_pre_norm_ends_with_a_norm_and_post_norm_does_not():
 
 
 def test_layers_do_not_share_weights():
-    decoder = Decoder(settings(), 2, longest=11, cross=True)
+    decoder = Decoder(settings(), 2, longest=11, cross="cross")
     first, second = (set(map(id, block.parameters())) for block in decoder.blocks)
     assert not first & second
 
@@ -282,7 +281,7 @@ def test_the_whole_model_is_marian(activation, name):
 @pytest.mark.parametrize("normalize", WHOLE)
 def test_structures_are_of_the_encoder_alone(normalize):
     config = settings(normalize=normalize)
-    encoder, decoder = Encoder(config, 1, 20), Decoder(config, 1, 20, cross=True)
+    encoder, decoder = Encoder(config, 1, 20), Decoder(config, 1, 20, cross="cross")
     assert encoder.blocks[0].self_attention.kind == ("matching" if normalize == "matching" else "tree")
     assert [decoder.blocks[0].self_attention.kind, decoder.blocks[0].cross_attention.kind] == ["self", "cross"]
 
@@ -299,7 +298,7 @@ def test_padding_is_no_part_of_a_structure(normalize):
 
 def test_segments_in_a_decoder_step_by_step():
     """Every row is a chain by itself, so a cache serves it."""
-    decoder = shaken(Decoder(settings(dropout=0, normalize="segments"), 2, 20, cross=True))
+    decoder = shaken(Decoder(settings(dropout=0, normalize="segments"), 2, 20, cross="cross"))
     assert {block.self_attention.kind for block in decoder.blocks} == {"chain"}
     source = EncodedSource(torch.randn(2, 5, 12), padding(torch.tensor([5, 3]), 5))
     x = torch.randn(2, 4, 12)

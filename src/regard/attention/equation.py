@@ -54,28 +54,34 @@ def attend(
     return Attended(weights @ values, weights)
 
 
-def attend_fast(query: Tensor, kv: KeyValues, mask: Tensor | None, *, score: Score, normalize: Normalize) -> Tensor:
+def attend_fast(
+    query: Tensor, kv: KeyValues, mask: Tensor | None, *, score: Score, normalize: Normalize, is_causal: bool = False
+) -> Tensor:
     """The context alone, by whichever equal form is faster. This is the one place that chooses (docs/log.md has the
-    figures). Not all forms of the fused kernel give a blind query zeros, so those are blanked after it."""
-    if score is scaled_dot and normalize is softmax and fused_is_faster(query):
-        size = query.shape[-2]
-        if size == kv.keys.shape[-2] and mask is causal(size, size, query.device):
-            # the kernel knows this mask itself, and it leaves no query blind
-            return F.scaled_dot_product_attention(query, kv.keys, kv.values, is_causal=True)
-        fused = F.scaled_dot_product_attention(query, kv.keys, kv.values, mask)
-        if mask is None:
-            return fused
-        sees = mask.any(-1, keepdim=True)
-        if query.is_cpu and bool(sees.all()):  # asking is cheaper than blanking nobody, where it is no round trip
-            return fused
-        return torch.where(sees, fused, 0.0)
-    return attend(query, kv.keys, kv.values, mask, score=score, normalize=normalize).context
+    figures). `is_causal` stands for the causal mask of as many queries as keys, which the fused kernel knows itself:
+    it makes no tensor of queries times keys. Not all of its forms give a blind query zeros, so those are blanked."""
+    size = query.shape[-2]
+    if score is not scaled_dot or normalize is not softmax or not fused_is_faster(query, kv.keys.shape[-2]):
+        mask = causal(size, size, query.device) if is_causal else mask
+        return attend(query, kv.keys, kv.values, mask, score=score, normalize=normalize).context
+    fused = F.scaled_dot_product_attention(query, kv.keys, kv.values, mask, is_causal=is_causal)
+    if mask is None:
+        return fused
+    sees = mask.any(-1, keepdim=True)
+    if query.is_cpu and bool(sees.all()):  # asking is cheaper than blanking nobody, where it is no round trip
+        return fused
+    return torch.where(sees, fused, 0.0)
 
 
-def fused_is_faster(query: Tensor) -> bool:
-    """Whether torch's fused kernel beats the plain product for queries (batch, heads, query, size): on a CPU neither
-    in bfloat16, where its backward is slow, nor where something is learned of one query in each of many rows."""
-    if not query.is_cpu:
+LARGEST = 2**22
+"""Queries times keys from which on a map is not kept for the gradient, whatever is faster."""
+
+
+def fused_is_faster(query: Tensor, keys: int) -> bool:
+    """Whether torch's fused kernel beats the plain product for queries (batch, heads, query, size) and so many keys: on
+    a CPU neither in bfloat16, where its backward is slow, nor where something is learned of one query in each of many
+    rows. Of long texts, the plain product's maps would not fit into memory."""
+    if not query.is_cpu or query.shape[-2] * keys >= LARGEST:
         return True
     alone = torch.is_grad_enabled() and query.shape[-2] == 1 and len(query) >= 128
     return query.dtype != torch.bfloat16 and not alone

@@ -27,6 +27,7 @@ def window(queries: int, keys: int, width: int, device: torch.device | None = No
     return distance(queries, keys, device).abs() <= width
 
 
-def distance(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
-    """How far ahead of its query a key stands: (query, key). The last query stands at the last key."""
-    return torch.arange(keys, device=device) - torch.arange(keys - queries, keys, device=device)[:, None]
+def distance(queries: int, keys: int, device: torch.device | None = None, rows: slice = slice(None)) -> Tensor:
+    """How far ahead of its query a key stands: (query, key), of all queries or of some rows of them. The last query
+    stands at the last key."""
+    return torch.arange(keys, device=device) - torch.arange(keys - queries, keys, device=device)[rows, None]

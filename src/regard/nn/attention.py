@@ -39,7 +39,9 @@ SOURCE, TARGET, CROSS = Axes("key", "key"), Axes("query", "input"), Axes("query"
 
 def looks_at_itself(kind: str, axes: tuple[str, str]) -> bool:
     """Whether rows and columns of a map of this kind are the same text; of a structure, its axes tell."""
-    return kind == "self" or (kind in ("chain", "tree", "matching") and axes in (SOURCE, TARGET))
+    return kind == "self" or (
+        kind in ("spatial", "chain", "tree", "matching") and (axes[0] == axes[1] or axes == TARGET)
+    )
 
 
 class Additive(nn.Module):
@@ -184,6 +186,7 @@ class Attention(nn.Module):
         normalize: Normalize = softmax,
         positions: Literal["none", "rotary", "alibi"] = "none",
         rotary_base: float = 10_000.0,
+        causal: bool = False,
         pattern: Pattern | None = None,
         slots: Slots | None = None,
     ) -> None:
@@ -192,7 +195,7 @@ class Attention(nn.Module):
         self.kind, self.axes, self.heads, self.layer = kind, axes, heads, layer
         self.score, self.normalize = score, normalize
         self.positions, self.rotary_base = positions, rotary_base
-        self.pattern, self.slots = pattern, slots
+        self.causal, self.pattern, self.slots = causal, pattern, slots
 
     @property
     def is_self(self) -> bool:
@@ -219,11 +222,14 @@ class Attention(nn.Module):
         queries, keys, values = self.projection.project(inputs, ALL, self.heads, turn)
         return queries, KeyValues(keys, values) if past is None else past.append(keys, values)
 
-    def score_with_positions(self, queries: Tensor, kv: KeyValues, heads: slice = slice(None)) -> Score:
-        """The score that compares these queries with the keys; with ALiBi, the last query stands at the last key."""
+    def score_with_positions(
+        self, queries: Tensor, kv: KeyValues, heads: slice = slice(None), rows: slice = slice(None)
+    ) -> Score:
+        """The score that compares these queries, or some rows of them, with the keys; with ALiBi, the last query stands
+        at the last key."""
         if self.positions != "alibi":
             return self.score
-        far = distance(queries.shape[-2], kv.keys.shape[-2], queries.device)
+        far = distance(queries.shape[-2], kv.keys.shape[-2], queries.device, rows)
         return biased(self.score, alibi(self.heads, far)[heads])
 
     def attend_source(self, inputs: Tensor, source: KeyValues, mask: Tensor | None) -> Tensor:
@@ -236,7 +242,8 @@ class Attention(nn.Module):
     def forward(self, queries: Tensor, kv: KeyValues, mask: Tensor | None = None) -> Tensor:
         """queries (batch, heads, query, size) attend to keys and values -> (batch, query, size). With a pattern or with
         slots, the mask may say which tokens are real, the first ones of each text (batch, 1, 1, key); a mask with a row
-        for each query has the pattern in it already."""
+        for each query has the pattern in it already. Without a mask, a causal one lets whole texts see what came
+        before."""
         kv = kv.repeat_heads(self.heads)
         if self.slots is not None:
             kv, mask = self.slots(kv, get_lengths(mask)), None
@@ -244,10 +251,15 @@ class Attention(nn.Module):
             bias = functools.partial(alibi, self.heads) if self.positions == "alibi" else None
             mixed = attend_blocks(queries, kv, self.pattern, get_lengths(mask), bias)
         else:
-            score, mask = self.score_with_positions(queries, kv), self.fill_mask(queries, kv, mask)
-            mixed = attend_fast(queries, kv, mask, score=score, normalize=self.normalize)
+            is_causal, score = self.is_whole(queries, kv, mask), self.score_with_positions(queries, kv)
+            mask = None if is_causal else self.fill_mask(queries, kv, mask)
+            mixed = attend_fast(queries, kv, mask, score=score, normalize=self.normalize, is_causal=is_causal)
         joined: Tensor = self.output(mixed.transpose(-3, -2).flatten(-2))
         return joined
+
+    def is_whole(self, queries: Tensor, kv: KeyValues, mask: Tensor | None) -> bool:
+        """Whether these are whole texts, whose mask is the causal one."""
+        return self.causal and self.pattern is None and mask is None and queries.shape[-2] == kv.keys.shape[-2]
 
     def is_sparse(self, queries: Tensor, kv: KeyValues, mask: Tensor | None) -> bool:
         """Whether gathering blocks saves work: for whole texts that are longer than what the pattern shows of them."""
@@ -257,25 +269,34 @@ class Attention(nn.Module):
             return False
         return n > self.pattern.block * list_blocks(self.pattern, -(-n // self.pattern.block)).shape[1]
 
-    def fill_mask(self, queries: Tensor, kv: KeyValues, mask: Tensor | None) -> Tensor | None:
-        """The mask with the pattern in it: of whole texts, if there is one."""
+    def fill_mask(
+        self, queries: Tensor, kv: KeyValues, mask: Tensor | None, rows: slice = slice(None)
+    ) -> Tensor | None:
+        """The mask with the pattern in it, of all queries or of some rows of them: of whole texts, if there is one."""
         n = queries.shape[-2]
+        if self.is_whole(queries, kv, mask):
+            return distance(n, n, queries.device, rows) <= 0
         if self.pattern is None or n != kv.keys.shape[-2] or (mask is not None and mask.shape[-2] > 1):
-            return mask
+            return mask if mask is None or mask.shape[-2] == 1 or rows == slice(None) else mask[..., rows, :]
         lengths = torch.tensor([n], device=queries.device) if mask is None else get_lengths(mask)
         assert lengths is not None
-        return batch_mask(self.pattern, n, lengths)
+        return batch_mask(self.pattern, n, lengths, rows)
 
-    def weights(self, queries: Tensor, kv: KeyValues, mask: Tensor | None = None, heads: slice = slice(None)) -> Tensor:
-        """The map that `forward` used, exactly: (batch, heads, query, key), of all heads or of some; with slots, where
-        what each of them holds comes from."""
+    def weights(
+        self,
+        queries: Tensor,
+        kv: KeyValues,
+        mask: Tensor | None = None,
+        heads: slice = slice(None),
+        rows: slice = slice(None),
+    ) -> Tensor:
+        """The map that `forward` used, exactly: (batch, heads, query, key), of all heads and rows or of some; with
+        slots, (batch, heads, query, slots). A tree or a matching is of all its rows."""
         kv = kv.repeat_heads(self.heads)
         if self.slots is not None:
-            shares, kept = self.slots.shares(kv.keys.shape[-2], mask), self.slots(kv, get_lengths(mask)).keys
-            shares = shares if shares.shape[1] == 1 else shares[:, heads]
-            return softmax(self.score(queries[:, heads], kept[:, heads])) @ shares
-        score, mask = self.score_with_positions(queries, kv, heads), self.fill_mask(queries, kv, mask)
-        return self.normalize(score(queries[:, heads], kv.keys[:, heads]), mask)
+            kv, mask = self.slots(kv, get_lengths(mask)), None
+        score, mask = self.score_with_positions(queries, kv, heads, rows), self.fill_mask(queries, kv, mask, rows)
+        return self.normalize(score(queries[:, heads, rows], kv.keys[:, heads]), mask)
 
 
 def get_lengths(mask: Tensor | None) -> Tensor | None:
@@ -296,7 +317,10 @@ def multi_head_attention(
 
 
 def single_head_attention(
-    size: int, score: Literal["dot", "scaled dot", "cosine", "general", "additive"], normalize: str = "softmax"
+    size: int,
+    score: Literal["dot", "scaled dot", "cosine", "general", "additive"],
+    normalize: str = "softmax",
+    kind: Kind = "cross",
 ) -> Attention:
     """A recurrent decoder's state attends to the encoder's states, which are their own values (Bahdanau, Luong)."""
     same = nn.Identity()
@@ -311,4 +335,4 @@ def single_head_attention(
         case "additive":
             query, key, chosen = nn.Linear(size, size), nn.Linear(size, size, bias=False), Additive(size)
     projections = SeparateProjections(query, key, same)
-    return Attention(projections, same, axes=CROSS, score=chosen, **choose_normalizer(normalize, "cross"))
+    return Attention(projections, same, axes=CROSS, score=chosen, **choose_normalizer(normalize, kind))

@@ -28,6 +28,10 @@ class Trainable(nn.Module):
     def forward(self, batch: Batch, label_smoothing: float = 0.0) -> Loss:
         raise NotImplementedError
 
+    def gauges(self) -> dict[str, float]:
+        """Numbers inside of it that are worth watching, by name: they are reported with every validation."""
+        return {}
+
 
 class Surprise(NamedTuple):
     """What perplexity is made of, row by row."""

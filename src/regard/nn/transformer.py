@@ -14,7 +14,17 @@ from regard.attention.masks import causal
 from regard.attention.positions import Start
 from regard.attention.sparse import Pattern, sparse_mask
 from regard.config.model import WHOLE, BlockConfig
-from regard.nn.attention import CROSS, SOURCE, TARGET, Attention, Axes, Slots, choose_normalizer, multi_head_attention
+from regard.nn.attention import (
+    CROSS,
+    SOURCE,
+    TARGET,
+    Attention,
+    Axes,
+    Kind,
+    Slots,
+    choose_normalizer,
+    multi_head_attention,
+)
 from regard.nn.kv_cache import KVCache
 from regard.nn.layers import Dropout, LearnedPositions, SinusoidalPositions, make_norm
 
@@ -65,8 +75,9 @@ class Block(nn.Module):
     """Self-attention, cross-attention if there is a source, feed-forward; a residual and a norm around each."""
 
     def __init__(
-        self, config: BlockConfig, axes: Axes, layer: int = 0, *, cross: bool = False, slots: Slots | None = None
+        self, config: BlockConfig, axes: Axes, layer: int = 0, *, cross: Kind | None = None, slots: Slots | None = None
     ) -> None:
+        """`cross` is the kind of attention to a source, if there is one."""
         super().__init__()
         heads = functools.partial(
             multi_head_attention, config.size, config.heads, layer=layer, kv_heads=config.kv_heads, bias=config.bias
@@ -75,8 +86,9 @@ class Block(nn.Module):
         rows = "softmax" if config.normalize in WHOLE else config.normalize  # what a row can do by itself
         own = choose_normalizer(config.normalize if axes is SOURCE else rows, "self")
         own |= {"pattern": make_pattern(config, layer, causal=axes is TARGET), "slots": slots}
+        own["causal"] = axes is TARGET
         self.self_attention = heads(axes=axes, positions=inside, rotary_base=config.rotary_base, **own)
-        self.cross_attention = heads(axes=CROSS, **choose_normalizer(rows, "cross")) if cross else None
+        self.cross_attention = heads(axes=CROSS, **choose_normalizer(rows, cross)) if cross else None
         self.feedforward = FeedForward(
             config.size, config.feedforward, config.activation, gated=config.gated, bias=config.bias
         )
@@ -163,7 +175,7 @@ class Stack(nn.Module):
 
     axes: Axes  # of the maps of self-attention
 
-    def __init__(self, config: BlockConfig, layers: int, longest: int, *, cross: bool = False) -> None:
+    def __init__(self, config: BlockConfig, layers: int, longest: int, *, cross: Kind | None = None) -> None:
         super().__init__()
         self.scale = config.size**0.5 if config.embedding_scale else 1.0
         self.positions = make_positions(config, longest)
@@ -246,16 +258,16 @@ class Decoder(Stack):
     def make_masks(
         self, count: int, cache: KVCache, real: Tensor | None, device: torch.device
     ) -> Sequence[Tensor | None]:
-        """The mask of every block for `count` inputs behind the cache. A pattern that reads a whole text from its
-        beginning needs none: it is causal itself."""
+        """The mask of every block for `count` inputs behind the cache. A whole text, from its beginning, needs none:
+        blocks are causal themselves."""
         before, blocks = cache.length, len(self.blocks)
+        if real is None and before == 0:
+            return [None] * blocks
         if not self.sparse:
             mask = causal(count, before + count, device) if count > 1 else None
             if real is not None:
                 mask = real[:, None, None] if mask is None else mask & real[:, None, None]
             return [mask] * blocks
-        if real is None and before == 0:
-            return [None] * blocks
         places = torch.arange(before + count, device=device) - before
         places = places + (cache.start if isinstance(cache.start, int) else cache.start[:, None])
         masks: list[Tensor | None] = []
