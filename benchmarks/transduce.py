@@ -26,13 +26,13 @@ from regard.training.prepare import read_examples, start_run
 ENCODERS = ("words", "softmax", "projective trees")
 
 
-def show_interval(values: Sequence[float]) -> str:
+def show_interval(values: Sequence[float], digits: int = 1) -> str:
     """The mean and half of its 95 % interval."""
     mean = statistics.fmean(values)
     if len(values) < 2:
-        return f"{mean:.1f}"
+        return f"{mean:.{digits}f}"
     half = float(student.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
-    return f"{mean:.1f} ± {half:.1f}"
+    return f"{mean:.{digits}f} ± {half:.{digits}f}"
 
 
 def train_and_score(recipe: str, changes: Sequence[str]) -> Evaluation:

@@ -10,7 +10,6 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from regard.data.batching import Batch
 from regard.nn.transformer import Block
 
 
@@ -35,7 +34,7 @@ def main(way):
         alone = make_model(name)
         wanted = step(alone, whole, whole.tokens)
         model = make_model(name)
-        own = Batch(*(part[rank::2] for part in whole))
+        own = whole.select(slice(rank, None, 2))
         tool = model
         if way == "ddp":
             tool = DistributedDataParallel(model)

@@ -1,6 +1,7 @@
 """Files -> examples: every line is an example or in the ledger, and every refusal names its place."""
 
 import gzip
+import itertools
 import json
 import random
 import typing
@@ -10,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from regard.config.data import Data, FileData, GeneratedData, JsonData, ParallelData, Sides, TableData
+from regard.config.data import Data, FileData, GeneratedData, JsonData, LabelledData, ParallelData, Sides, TableData
 from regard.data import formats, synthetic
 from regard.data.cutting import cut
 from regard.data.examples import Dropped, Example, Ledger, Splits
-from regard.data.splits import read_splits
+from regard.data.splits import join_sources, read_splits
 from regard.errors import DataError
 from regard.tasks.seq2seq import Seq2SeqTask
 
@@ -531,3 +532,30 @@ def test_what_a_task_makes_of_an_example_is_what_is_read(folder):
     assert offered == ["a", "b", "d"]
     dropped = {"odd": [f"{path}:2"], "undecodable": [f"{path}:3"]}
     assert found.ledgers["train"] == Ledger(read=4, kept=2, dropped=dropped)
+
+
+@given(
+    st.lists(st.tuples(st.text("a가\U0001f600", min_size=1, max_size=6), st.sampled_from("xyz"))), st.integers(1, 40)
+)
+def test_joined_texts_hold_every_text_once_in_its_order(pairs, most):
+    examples = [Example(source, target, f"f:{number}") for number, (source, target) in enumerate(pairs, 1)]
+    joined = join_sources(examples, most)
+    for label in "xyz":
+        own = [example for example in joined if example.target == label]
+        lines = [line for example in own for line in example.source.split("\n")]
+        assert lines == [source for source, target in pairs if target == label]
+        for one, after in itertools.pairwise(own):
+            size = len(one.source.encode())
+            assert size <= most or "\n" not in one.source
+            assert size + 1 + len(after.source.split("\n")[0].encode()) > most  # the next one had no place
+    assert {example.where for example in joined} <= {example.where for example in examples}
+
+
+def test_splits_are_cut_before_texts_are_joined(folder):
+    rows = "".join(f"{n % 2} text {n}\n" for n in range(60))
+    settings = {"kind": "labelled", "train": (folder.write("s", rows.encode()),), "cut_valid": 9, "join_bytes": 30}
+    splits = read_files(LabelledData(**settings))
+    texts = [[line for one in split for line in one.source.split("\n")] for split in splits[:2]]
+    assert [len(part) for part in texts] == [51, 9]
+    assert not {*texts[0]} & {*texts[1]}
+    assert all(len({int(line.split()[1]) % 2 for line in one.source.split("\n")}) == 1 for one in splits.train)

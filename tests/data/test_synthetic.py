@@ -296,7 +296,7 @@ def evaluate_list(tokens):
 
 def test_lists_come_to_their_digit_and_have_the_wanted_lengths():
     sizes = {"examples": 150, "valid": 20, "test": 20}
-    settings = ListopsData(kind="listops", **sizes, shortest=20, longest=90, deepest=4, operands=5)
+    settings = ListopsData(kind="listops", **sizes, shortest=20, longest=90, deepest=5, operands=5)
     splits = GENERATORS["listops"](settings, 1)
     assert [len(split) for split in splits] == [150, 20, 20]
     sources = [source.split() for split in splits for source, _ in split]
@@ -304,7 +304,7 @@ def test_lists_come_to_their_digit_and_have_the_wanted_lengths():
     assert all(20 <= len(source) <= 90 for source in sources)
     assert len(set(map(tuple, sources))) == len(sources)
     depths = [max(itertools.accumulate((t[0] == "[") - (t == "]") for t in source)) for source in sources]
-    assert max(depths) == 4
+    assert max(depths) == 4  # and the digits are the fifth level
     assert {token for source in sources for token in source} == {"[MAX", "[MIN", "[MED", "[SM", "]", *"0123456789"}
     assert GENERATORS["listops"](settings, 1) == splits != GENERATORS["listops"](settings, 2)
 

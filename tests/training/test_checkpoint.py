@@ -187,6 +187,15 @@ def test_average_is_the_mean_of_the_files(tmp_path):
     assert [path.read_bytes() for path in paths] == before
 
 
+def test_the_average_of_frozen_weights_is_those_weights(tmp_path):
+    """A third of three times a number is often another number, and kept features are known by their encoder's bits."""
+    paths, frozen = [tmp_path / f"{step}.safetensors" for step in (1, 2, 3)], torch.rand(1000)
+    assert not torch.equal((frozen + frozen + frozen) / 3, frozen)
+    for step, path in enumerate(paths):
+        checkpoint.save_weights(path, {"frozen": frozen, "other": torch.full((2,), float(step))}, step)
+    assert same(checkpoint.average_weights(paths), {"frozen": frozen, "other": torch.ones(2)})
+
+
 def test_weights_without_a_folder_are_refused(saved):
     model, path = saved
     refusal(checkpoint.save_weights, path / "inside.safetensors", checkpoint.get_weights(model), 1)

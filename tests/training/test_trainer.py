@@ -174,7 +174,7 @@ EVERY = (
     *("train.learning_rate=0.02", "train.schedule=cosine", "train.warmup=3", "train.betas=[0.8, 0.95]"),
     *("train.weight_decay=0.3", "train.clip_norm=0.5", "train.label_smoothing=0.2", "train.precision=float32"),
     *("train.average_checkpoints=2", "train.validate_every=2", "train.validate_examples=7", "train.save_every=3"),
-    *("train.patience=2", "train.seed=5", "train.checkpoint_activations=true"),
+    *("train.patience=2", "train.seed=5", "train.checkpoint_activations=true", "train.minutes=1e9"),
 )
 """Every setting of [train], none of them the default."""
 
@@ -272,6 +272,9 @@ def test_learning_rates():
     assert learning_rate(12, cosine) == pytest.approx(0.25)
     assert learning_rate(20, cosine) == pytest.approx(0.0)
     assert learning_rate(17, config.model_copy(update={"schedule": "constant"})) == 0.5
+    timed = cosine.model_copy(update={"minutes": 2.0})  # whichever ends first: the steps or the time
+    assert [learning_rate(4, timed, seconds) for seconds in (0, 60, 120)] == pytest.approx([0.5, 0.25, 0.0])
+    assert learning_rate(20, timed, 60) == pytest.approx(0.0)
 
 
 def test_adam_equals_the_formula():
@@ -353,6 +356,59 @@ def test_patience_ends_training_and_the_best_is_kept(tmp_path):
         report=lambda event: None,
     )
     assert (progress.step, progress.best, progress.best_step) == (8, 9.0, 4)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The trainer's seconds, which pass when somebody adds some."""
+    seconds = [1000.0]
+    monkeypatch.setattr("regard.training.trainer.time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    return seconds
+
+
+def train_by_clock(run, clock, *changes, saving=0.0, stop_at=math.inf):
+    """Train or resume, where an update takes ten seconds, and a save as many as are given: the step, the seconds, and
+    the steps of validations."""
+    prepared = resume_run(run) if run.exists() else start_run(tiny(*changes), run)
+    validated, steps = [], [0]
+
+    def slow(start):
+        for group in prepared.batches(start):
+            clock[0] += 10
+            yield group
+
+    def report(event):
+        steps.append(event.step)
+        clock[0] += saving * (event.kind == "saving")
+        validated.extend([event.step] * (event.kind == "validation"))
+
+    progress = train(
+        prepared.model,
+        slow,
+        prepared.config.train,
+        run,
+        validate=lambda model: {"exact": 1.0},
+        better=lambda new, old: new > old,
+        report=report,
+        stop=lambda: steps[-1] >= stop_at,
+    )
+    return progress.step, progress.seconds, validated
+
+
+def test_minutes_end_training_with_a_validation(tmp_path, clock):
+    limit = ("train.steps=100", "train.validate_every=4", "train.minutes=1.1")
+    assert train_by_clock(tmp_path / "a", clock, *limit) == (7, 70, [4, 7])
+    clock[0] += 500  # time between two trainings is not counted
+    assert train_by_clock(tmp_path / "a", clock) == (7, 70, [])  # it is finished
+    assert train_by_clock(tmp_path / "b", clock, *limit, stop_at=3) == (3, 30, [])
+    assert train_by_clock(tmp_path / "b", clock) == (7, 70, [4, 7])
+    assert train_by_clock(tmp_path / "c", clock, "train.steps=5", "train.minutes=9")[0] == 5
+
+
+def test_a_save_that_takes_the_last_minute_is_followed_by_a_validation(tmp_path, clock):
+    changes = ("train.steps=100", "train.validate_every=50", "train.save_every=3", "train.minutes=1")
+    step, _, validated = train_by_clock(tmp_path / "run", clock, *changes, saving=40.0)
+    assert (step, validated) == (4, [4])
 
 
 def test_scores_of_zero_spend_no_patience_and_the_newest_weights_are_kept(tmp_path):

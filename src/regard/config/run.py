@@ -16,6 +16,7 @@ from regard.config.model import BUILT_IN, ModelConfig
 from regard.config.settings import Count, Settings, Share
 from regard.config.structure import LineupConfig, TaggerConfig
 from regard.config.text import TextConfig
+from regard.config.vision import CaptionerConfig, ImageClassifierConfig
 
 
 class TrainConfig(Settings):
@@ -25,6 +26,10 @@ class TrainConfig(Settings):
     """Passes over the training data, where `steps` is not given."""
     steps: Count | None = None
     """Updates in all; without it, those of `epochs`."""
+    minutes: Annotated[float, Field(gt=0)] | None = None
+    """Training also ends when it has taken this long, validations and what came before a resume included: it validates
+    once more, and keeps the best. A cosine schedule then ends with the time, so how far it comes depends on the
+    machine, and a resumed training is not the same to the last digit."""
     batch_tokens: Count = 4096
     """Padded tokens of a batch: rows times the longer side's longest row."""
     accumulate: Count = 1
@@ -162,4 +167,4 @@ def register_models(*settings: type[ModelConfig]) -> None:
     Config.model_rebuild(force=True)
 
 
-register_models(*BUILT_IN, TaggerConfig, LineupConfig)
+register_models(*BUILT_IN, TaggerConfig, LineupConfig, CaptionerConfig, ImageClassifierConfig)

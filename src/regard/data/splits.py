@@ -35,10 +35,30 @@ def read_files(data: Any, accept: Accept, only: str | None) -> Splits:
     form.cut(data, splits)
     ledgers["train"].kept -= kept - len(splits.train)  # a text that was cut in two is in both
     ledgers["train"].read -= kept - len(splits.train)
+    if most := getattr(data, "join_bytes", 0):
+        for split in (splits.train, splits.valid, splits.test):
+            split[:] = join_sources(split, most)
     for name in ("valid", "test"):
         if not files[name]:
             ledgers[name].read = ledgers[name].kept = len(getattr(splits, name))
     return splits
+
+
+def join_sources(examples: Iterable[Example], most: int) -> list[Example]:
+    """Examples of one target as one, whose source has theirs on its lines, of at most so many bytes if there are
+    several; it has the place of the first, and every target its own."""
+    open_ones: dict[str, list[Example]] = {}
+    sizes: dict[str, int] = {}
+    done: list[list[Example]] = []
+    for example in examples:
+        parts, size = open_ones.setdefault(example.target, []), len(str(example.source).encode("utf-8")) + 1
+        if parts and sizes[example.target] + size > most + 1:  # the last line needs no break
+            done.append(parts[:])
+            parts.clear()
+        sizes[example.target] = size + (sizes[example.target] if parts else 0)
+        parts.append(example)
+    done += open_ones.values()
+    return [parts[0]._replace(source="\n".join(str(part.source) for part in parts)) for parts in done]
 
 
 def generate(data: Any, seed: int, accept: Accept) -> Splits:

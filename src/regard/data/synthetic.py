@@ -7,13 +7,16 @@ import datetime
 import math
 import random
 import re
-import statistics
 import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy
+
 from regard.config.data import DatesData, LineupData, ListopsData, NumbersData, ReverseData, TransduceData
+from regard.data.digits import generate_digits
 from regard.data.examples import fingerprint
+from regard.data.shapes import generate_shapes
 from regard.errors import ConfigError
 
 Pairs = list[tuple[str, ...]]
@@ -254,40 +257,71 @@ def generate_lineup(settings: LineupData, seed: int) -> Made:
     return pairs[ends[1] :], pairs[: ends[0]], pairs[ends[0] : ends[1]]
 
 
+def find_median(digits: list[int]) -> int:
+    """The middle one, or what lies between the middle two, rounded down."""
+    ordered, count = sorted(digits), len(digits)
+    return (ordered[(count - 1) // 2] + ordered[count // 2]) // 2
+
+
 OPERATIONS: dict[str, Callable[[list[int]], int]] = {
     "MAX": max,
     "MIN": min,
-    "MED": lambda digits: int(statistics.median(digits)),
+    "MED": find_median,
     "SM": lambda digits: sum(digits) % 10,
 }
 
 
-def draw_list(settings: ListopsData, rng: random.Random, depth: int = 0) -> tuple[list[str], int]:
-    """The tokens of an expression and the digit that it comes to; one that is too long ends early."""
-    if depth == settings.deepest or (depth and rng.random() >= settings.nested):
-        digit = rng.randrange(10)
-        return [str(digit)], digit
-    name = rng.choice(list(OPERATIONS))
-    tokens, digits = [f"[{name}"], list[int]()
-    for _ in range(rng.randint(2, settings.operands)):
-        inner, digit = draw_list(settings, rng, depth + 1)
-        tokens += inner
-        digits.append(digit)
-        if len(tokens) > settings.longest:
+Levels = list[tuple[list[int], list[bool]]]
+"""Of every level of a tree, from its root on: how many operands each list has, and which of them are lists again."""
+
+
+def draw_levels(settings: ListopsData, rng: numpy.random.Generator) -> Levels | None:
+    """The form of an expression; None: it is too short or too long. The last level that is allowed has digits alone.
+    Two of three are refused, so this is drawn a level at a time, and written only where it is taken."""
+    levels: Levels = []
+    lists, tokens = 1, 1
+    for level in range(1, settings.deepest):
+        counts = rng.integers(2, settings.operands + 1, lists)
+        inner = rng.random(int(counts.sum())) < settings.nested * (level < settings.deepest - 1)
+        tokens += len(inner) + lists  # the operands, and a bracket for every list
+        levels.append((counts.tolist(), inner.tolist()))
+        lists = int(inner.sum())
+        if not lists or tokens > settings.longest:
             break
-    return [*tokens, "]"], OPERATIONS[name](digits)
+    return levels if settings.shortest <= tokens <= settings.longest else None
+
+
+def write_list(levels: Levels, rng: random.Random) -> tuple[list[str], int]:
+    """The tokens of an expression of this form, and the digit that it comes to."""
+    sides = [(iter(counts), iter(inner)) for counts, inner in levels]  # a level is read from left to right
+    names = list(OPERATIONS)
+
+    def write(level: int) -> tuple[list[str], int]:
+        counts, inner = sides[level]
+        name, digits = rng.choice(names), list[int]()
+        tokens = [f"[{name}"]
+        for _ in range(next(counts)):
+            digit = int(10 * rng.random())
+            written = [str(digit)]
+            if next(inner):
+                written, digit = write(level + 1)
+            tokens += written
+            digits.append(digit)
+        return [*tokens, "]"], OPERATIONS[name](digits)
+
+    return write(0)
 
 
 def generate_listops(settings: ListopsData, seed: int) -> Made:
     """Expressions of the wanted lengths -> their digits, as labels."""
-    rng, found = random.Random(seed), dict[str, str]()
+    rng, forms, found = random.Random(seed), numpy.random.default_rng(seed), dict[str, str]()
     wanted = settings.valid + settings.test + settings.examples
     fruitless = 0
     while len(found) < wanted:
-        tokens, digit = draw_list(settings, rng)
-        source, before = " ".join(tokens), len(found)
-        if settings.shortest <= len(tokens) <= settings.longest:
-            found.setdefault(source, str(digit))
+        before = len(found)
+        if (levels := draw_levels(settings, forms)) is not None:
+            tokens, digit = write_list(levels, rng)
+            found.setdefault(" ".join(tokens), str(digit))
         fruitless = fruitless + 1 if len(found) == before else 0
         if fruitless > 20_000:
             raise too_few(
@@ -298,7 +332,8 @@ def generate_listops(settings: ListopsData, seed: int) -> Made:
     return pairs[ends[1] :], pairs[: ends[0]], pairs[ends[0] : ends[1]]
 
 
-Generate = Callable[[Any, int], Made]
+Generate = Callable[[Any, int], Sequence[Sequence[tuple[Any, ...]]]]
+"""Three splits of sources and targets."""
 GENERATORS: dict[str, Generate] = {
     "reverse": generate_reverse,
     "numbers": generate_numbers,
@@ -306,5 +341,7 @@ GENERATORS: dict[str, Generate] = {
     "transduce": generate_transduce,
     "lineup": generate_lineup,
     "listops": generate_listops,
+    "shapes": generate_shapes,
+    "digits": generate_digits,
 }
 """By `data.kind`."""

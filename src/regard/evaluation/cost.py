@@ -8,17 +8,16 @@ where a gradient arrives.
 import itertools
 import math
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.attention.sparse import Pattern
 from regard.errors import InputError
 from regard.nn.attention import SOURCE, Slots, multi_head_attention
+from regard.training.memory import TensorBytes
 
 
 class Sizes(NamedTuple):
@@ -103,37 +102,6 @@ class Cost(NamedTuple):
     memory: int  # bytes of tensors that are alive at the same time at most, forward and backward
 
 
-class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all tensors that are alive, made inside of it, and the most of them."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.now, self.most = 0, 0
-        self.known: set[int] = set()
-
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
-        found = function(*arguments, **(named or {}))
-        for part in found if isinstance(found, tuple | list) else [found]:
-            if isinstance(part, Tensor):
-                self.note(part.untyped_storage())
-        return found
-
-    def note(self, storage: torch.UntypedStorage) -> None:
-        """Count memory until it is freed, once however many tensors look at it."""
-        place, size = storage.data_ptr(), storage.nbytes()
-        if place in self.known or not size:
-            return
-        self.known.add(place)
-        self.now += size
-        self.most = max(self.most, self.now)
-
-        def free() -> None:
-            self.known.discard(place)
-            self.now -= size
-
-        weakref.finalize(storage, free)
-
-
 def time_layer(layer: nn.Module, x: Tensor, *, learn: bool, least: float = 0.2) -> float:
     """The fastest of several runs that take `least` seconds together, at least two."""
     found: list[float] = []
@@ -154,9 +122,9 @@ def run_layer(layer: nn.Module, x: Tensor, *, learn: bool) -> None:
 
 def measure_memory(layer: nn.Module, x: Tensor) -> int:
     """Bytes of tensors that are alive at once at most, forward and backward, beside the weights."""
-    with Alive() as alive:
+    with TensorBytes() as counted:
         run_layer(layer, x, learn=True)
-    return int(alive.most)
+    return int(counted.most)
 
 
 def measure_costs(

@@ -112,7 +112,8 @@ def score_examples(
     task.check_examples(examples)
     predictor = copy.copy(predictor)
     predictor.longer, predictor.cut = "cut", 0  # what is too long is cut, and counted: a score is over all examples
-    items = make_items(examples, settings.multi_reference)
+    task.warm(predictor.model, examples, report)
+    items = make_items(examples, settings.multi_reference or task.multi_reference)
     nats = measure_nats(predictor, examples, warn) if set(settings.metrics) & set(OF_PROBABILITIES) else None
     answered = any(item.source for item in items) or not set(settings.metrics) <= set(OF_PROBABILITIES)
     asked = items if answered else []
@@ -138,8 +139,7 @@ def score_examples(
         return [{name: group, "examples": len(inside), **measure(inside)} for group, inside in groups.items()]
 
     whole = measure(range(len(asked)))
-    lengths = [len(tokens.ids) for tokens in predictor.source.encode_all(list(map(str, sources)))]
-    buckets = measure_parts("length", group_by_size(lengths, settings.buckets))
+    buckets = measure_parts("length", group_by_size(task.source_lengths(sources), settings.buckets))
     files = group_by_file(asked)
     parts = measure_parts("file", files) if len(files) > 1 else []
     table = confusion_table([one.text for one in given], right) if task.separator == "" else None

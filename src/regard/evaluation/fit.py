@@ -1,11 +1,13 @@
 """Training a run, scored on its validation data as it goes."""
 
 import functools
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
+from regard.data.batching import Batch
 from regard.data.examples import Example
 from regard.errors import DataError
 from regard.evaluation.evaluate import evaluate
@@ -54,7 +56,8 @@ def fit_owned(
     valid = [example for example, seen in zip(prepared.splits.valid, known, strict=True) if not seen]
     if not valid:
         raise DataError("every validation example is in the training data: evaluate.unseen leaves none.")
-    examples = spread(valid, settings.validate_examples, config.evaluate.multi_reference)
+    together = config.evaluate.multi_reference or task.multi_reference
+    examples = spread(valid, settings.validate_examples, together)
 
     def validate(current: Trainable) -> Score:
         found = evaluate(Predictor(task, current), examples, config.evaluate, warn=say_once)
@@ -73,6 +76,10 @@ def fit_owned(
     def say_once(text: str) -> None:
         note(Event("warning", saved.step if saved else 0, {"text": text}))
 
+    def iterate_batches(start: int) -> Iterator[list[Batch]]:
+        task.warm(model, [*prepared.splits.train, *examples], tell_progress(report))  # the weights are there by now
+        return prepared.batches(start)
+
     for doubt in list_doubts(prepared, saved, place):
         say_once(doubt)
     kind = precision(place, products if device_before == place.type else settings.precision)
@@ -80,7 +87,7 @@ def fit_owned(
     if passes is None:
         progress = train(
             model,
-            prepared.batches,
+            iterate_batches,
             settings,
             run,
             validate=validate,
@@ -98,6 +105,21 @@ def fit_owned(
         check_owner()
         calibrate(run, prepared, model, progress.best_step)
     return progress
+
+
+def tell_progress(report: Callable[[Event], None], pause: float = 10.0) -> Callable[[int, int], None]:
+    """Says now and then how many images are read, how fast, and how long the rest takes."""
+    began = said = time.monotonic()
+
+    def tell(done: int, of: int) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said >= pause or done == of:
+            said, rate = now, done / max(1e-9, now - began)
+            figures = {"done": done, "of": of, "rate": rate, "seconds": now - began, "left": (of - done) / rate}
+            report(Event("warming", 0, figures))
+
+    return tell
 
 
 def list_doubts(prepared: Prepared, saved: Progress | None, place: torch.device) -> list[str]:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from regard.tasks.task import Answer, Metric, Task
+from regard.tasks.vision.caption_metrics import References, score_bleu, score_cider, score_rouge_l
 
-References = Sequence[Sequence[str]]
-"""Of every output, one or more right answers."""
 OF_PROBABILITIES = ("perplexity", "nats", "bpb")
 """Metrics that are made of a model's probabilities of the right answers, not of its own answers."""
 SMALLER_IS_BETTER = (*OF_PROBABILITIES, "ter", "error", "wer", "cer", "per", "ece")
@@ -56,6 +55,12 @@ def score(metric: str, outputs: Sequence[str], references: References, separator
             return 100 * error_rate(outputs, references, list)
         case "f1":
             return 100 * macro_f1(outputs, references, separator or "")
+        case "bleu1" | "bleu2" | "bleu3" | "bleu4":
+            return 100 * score_bleu(outputs, references, int(metric[-1])).corpus
+        case "cider":
+            return 100 * score_cider(outputs, references).corpus
+        case "coco_rougel":
+            return 100 * score_rouge_l(outputs, references).corpus
         case "rouge1" | "rouge2" | "rougel":
             return 100 * rouge(metric, outputs, references)
         case "span_exact" | "span_f1":  # as in SQuAD's script: nothing is right only where no reference says something

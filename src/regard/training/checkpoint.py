@@ -265,9 +265,13 @@ def find_state(run: Path) -> Path | None:
 
 
 def average_weights(paths: list[Path], run: Path | None = None) -> Tensors:
-    """The mean of several weights files, of a run if one is given."""
-    total = load_tensors(paths[0], run)
+    """The mean of several weights files, of a run if one is given. What is the same in all of them, as frozen weights
+    are, stays the same to the last bit."""
+    first = load_tensors(paths[0], run)
+    total, changed = {name: tensor.clone() for name, tensor in first.items()}, set()
     for path in paths[1:]:
         for name, tensor in load_tensors(path, run).items():
             total[name] += tensor
-    return {name: tensor / len(paths) for name, tensor in total.items()}
+            if name not in changed and not torch.equal(tensor, first[name]):
+                changed.add(name)
+    return {name: tensor / len(paths) if name in changed else first[name] for name, tensor in total.items()}

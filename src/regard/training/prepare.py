@@ -36,6 +36,7 @@ from regard.training.manifest import (
     hash_sources,
     identify,
 )
+from regard.training.memory import check_memory
 
 Say = Callable[[str], None]
 
@@ -66,6 +67,7 @@ class Prepared:
             sizes = f"{both.source.size:,}, {both.target.size - len(SPECIAL):,} labels"
         steps = train.steps or 0
         length = f"{steps:,} updates are {steps * train.accumulate / self.epoch:,.1f} epochs"
+        length += f", at most {train.minutes:g} minutes" if train.minutes else ""
         early = f", fewer if {train.patience} validations bring nothing better" if train.patience else ""
         return f"vocabulary {sizes}; {self.description}; {length}{early}"
 
@@ -111,8 +113,8 @@ def prepare(config: Config, run: Path | None = None) -> Prepared:
         hint = ' Raise text.max_length, or set text.longer = "cut".' if "too long" in ledger.dropped else ""
         raise DataError(f"no training example is left. {'; '.join(map(str.strip, ledger.lines()))}.{hint}")
     epoch, description = task.describe_rows(rows)
-    config = config.model_copy(update={"train": config.train.resolve(epoch)})
-    return Prepared(config, splits, make_task(config, vocabularies), rows, epoch, description)
+    task.config = config.model_copy(update={"train": config.train.resolve(epoch)})
+    return Prepared(task.config, splits, task, rows, epoch, description)
 
 
 def learn_vocabularies(config: Config, splits: Splits, pretrained: Path | None) -> Vocabularies:
@@ -147,15 +149,20 @@ def find_doubts(prepared: Prepared) -> list[str]:
     copied = sum(example.source == example.target for example in splits.train)
     if copied * 10 > len(splits.train):
         found.append(f"{copied:,} training examples have the same text on both sides.")
-    return found
+    largest = prepared.task.largest_batch(prepared.rows)
+    longest = max(largest.source.shape[1] // prepared.task.ids_per_token, largest.target.shape[1])
+    return found + prepared.config.model.find_doubts(longest)
 
 
-def start_run(config: Config, run: str | Path, say: Say = lambda text: None) -> Prepared:
-    """Make a new run directory, ready to be trained. What cannot be built leaves no directory behind."""
+def start_run(config: Config, run: str | Path, say: Say = lambda text: None, *, device: str = "auto") -> Prepared:
+    """Make a new run directory, ready to be trained on a device. What cannot be built, or does not fit into its memory,
+    leaves no directory behind."""
     check_vacant(Path(run))  # before what takes long
     prepared = require_validation(prepare(config))
     build_model(prepared)
     initialize(prepared, say)
+    assert prepared.model is not None
+    check_memory(prepared.model, prepared.task.largest_batch(prepared.rows), prepared.config, device)
     ledgers = {name: ledger.tree() for name, ledger in prepared.splits.ledgers.items()}
     create_run(Path(run), prepared.config, prepared.task.vocabularies, ledgers, prepared.splits)
     return prepared

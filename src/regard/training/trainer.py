@@ -39,7 +39,9 @@ Score = dict[str, float]
 class Event:
     """What the trainer reports."""
 
-    kind: str  # "step", "validation", "saving", "saved", "stopped", "done"; of a run also "sample", "warning"
+    kind: (
+        str  # "step", "validation", "saving", "saved", "stopped", "done"; of a run also "sample", "warning", "warming"
+    )
     step: int
     values: dict[str, Any]
 
@@ -55,6 +57,7 @@ class Progress:
     best: float | None = None
     best_step: int = 0
     worse: int = 0  # validations since the best
+    late: bool = False  # whether `train.minutes` have passed, and the last validation is done
     checkpoints: list[int] = field(default_factory=list)  # steps of the weights files to average
     precision: str = ""
     """The device and the kind of its products, which may have been measured: a resumed training stays with it."""
@@ -67,8 +70,9 @@ Better = Callable[[float, float], bool]
 Report = Callable[[Event], None]
 
 
-def learning_rate(step: int, config: TrainConfig) -> float:
-    """The learning rate of update `step`, counted from 1; the settings have every number (`TrainConfig.resolve`)."""
+def learning_rate(step: int, config: TrainConfig, seconds: float = 0.0) -> float:
+    """The learning rate of update `step`, counted from 1, which begins after so many seconds; the settings have every
+    number (`TrainConfig.resolve`). Where minutes are limited, a cosine ends with whichever ends first."""
     assert config.steps is not None
     assert config.warmup is not None
     if step < config.warmup:
@@ -78,6 +82,7 @@ def learning_rate(step: int, config: TrainConfig) -> float:
             return config.learning_rate * math.sqrt(max(1, config.warmup) / step)
         case "cosine":
             done = (step - config.warmup) / max(1, config.steps - config.warmup)
+            done = max(done, seconds / (60 * config.minutes)) if config.minutes else done
             return config.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
         case "constant":
             return config.learning_rate
@@ -116,15 +121,13 @@ def train(
     precision: torch.dtype = torch.float32,
     stop: Callable[[], bool] = lambda: False,
 ) -> Progress:
-    """Train until the last step, the patience's end, or `stop()`; the run directory holds the best weights and the
-    state. Resumes from the run's state if there is one. `batches(start)` are the updates from number `start` on, each
-    as a list of batches. Before anything is written, `validate` or `report` is called: either may raise to prevent
-    it."""
+    """Train until the last step or minute, the patience's end, or `stop()`; the run directory holds the best weights
+    and the state. Resumes from the run's state if there is one. `batches(start)` are the updates from number `start`
+    on, each as a list of batches. Before anything is written, `validate` or `report` is called: either may raise to
+    prevent it."""
     assert config.steps is not None
     assert config.validate_every is not None
-    for part in model.modules():
-        if hasattr(part, "checkpoint_activations"):
-            part.checkpoint_activations = config.checkpoint_activations  # type: ignore[assignment]
+    set_checkpointing(model, config.checkpoint_activations)
     optimizer = make_optimizer(model, config)
     progress = resume(model, optimizer, run)
     progress.precision = f"{next(model.parameters()).device.type} {str(precision).removeprefix('torch.')}"
@@ -132,10 +135,11 @@ def train(
     began = time.monotonic() - progress.seconds
     model.train()
     for group in batches(progress.step):
-        if progress.step >= config.steps or stop() or is_exhausted(progress, config):
+        if is_finished(progress, config) or stop():
             break
+        rate = learning_rate(progress.step + 1, config, progress.seconds)
         for settings in optimizer.param_groups:
-            settings["lr"] = learning_rate(progress.step + 1, config)
+            settings["lr"] = rate
         loss = accumulate_gradients(model, group, config, precision)
         norm = clip_gradient(optimizer, config.clip_norm)
         if not math.isfinite(float(loss.total)) or not math.isfinite(norm):
@@ -145,18 +149,27 @@ def train(
         progress.step += 1
         progress.tokens += loss.tokens
         progress.seconds = time.monotonic() - began
-        report(Event("step", progress.step, describe_update(loss, norm, config, progress)))
-        due = progress.step % config.validate_every == 0 or progress.step == config.steps
+        report(Event("step", progress.step, describe_update(loss, norm, rate, progress)))
+        late = config.minutes is not None and progress.seconds >= 60 * config.minutes
+        due = progress.step % config.validate_every == 0 or progress.step == config.steps or late
         if due:
+            progress.late = late
             report(validate_model(model, config, run, progress, validate, better))
         if due or (config.save_every and progress.step % config.save_every == 0):
             progress.seconds = time.monotonic() - began
             save_all(model, optimizer, run, progress, report)
-    finished = progress.step >= config.steps or is_exhausted(progress, config)
+    finished = is_finished(progress, config)
     if not finished:
         save_all(model, optimizer, run, progress, report)
     report(Event("done" if finished else "stopped", progress.step, asdict(progress)))
     return progress
+
+
+def set_checkpointing(model: Trainable, wanted: bool) -> None:
+    """Whether the blocks of a model forget their inside, and compute it again for the gradient."""
+    for part in model.modules():
+        if hasattr(part, "checkpoint_activations"):
+            part.checkpoint_activations = wanted  # type: ignore[assignment]
 
 
 def solve(
@@ -192,13 +205,13 @@ def solve(
     return progress
 
 
-def describe_update(loss: Loss, norm: float, config: TrainConfig, progress: Progress) -> dict[str, float]:
+def describe_update(loss: Loss, norm: float, rate: float, progress: Progress) -> dict[str, float]:
     """One update in numbers."""
     return {
         "loss": float(loss.total) / loss.tokens,
         "nats": float(loss.plain) / loss.tokens,
         "norm": norm,
-        "rate": learning_rate(progress.step, config),
+        "rate": rate,
         "tokens": loss.tokens,
         "seconds": progress.seconds,
     }
@@ -210,9 +223,10 @@ def clip_gradient(optimizer: torch.optim.Optimizer, most: float) -> float:
     return float(torch.nn.utils.clip_grad_norm_(learned, most))
 
 
-def is_exhausted(progress: Progress, config: TrainConfig) -> bool:
-    """Whether patience has ended."""
-    return 0 < config.patience <= progress.worse
+def is_finished(progress: Progress, config: TrainConfig) -> bool:
+    """Whether the steps, the minutes or the patience have ended."""
+    assert config.steps is not None
+    return progress.step >= config.steps or progress.late or 0 < config.patience <= progress.worse
 
 
 def explain_divergence(step: int, loss: Loss, norm: float, group: Sequence[Batch]) -> TrainError:
@@ -249,7 +263,8 @@ def validate_model(
     if unscored or progress.best is None or better(value, progress.best):
         progress.best, progress.best_step, progress.worse = value, progress.step, 0
         save_weights(run / "model.safetensors", mean, progress.step, run)
-    return Event("validation", progress.step, {**score, "best": progress.best, "best_step": progress.best_step})
+    best = {"best": progress.best, "best_step": progress.best_step}
+    return Event("validation", progress.step, {**score, **model.gauges(), **best})
 
 
 def save_all(model: Trainable, optimizer: torch.optim.Optimizer, run: Path, progress: Progress, report: Report) -> None:
