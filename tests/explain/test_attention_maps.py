@@ -13,13 +13,14 @@ from torch.testing import assert_close
 
 import regard
 from regard.data.vocabulary import EOS
-from regard.explain.attention_maps import Calculation, Map, pack_weights
+from regard.explain.attention_maps import PICTURE, WHOLE, Calculation, Map
 from regard.explain.look import look
 from regard.explain.plots import tabulate_calculation
 from regard.inference.predictor import Predictor
 from regard.nn.attention import Attention
 
-ATTENTIVE = [kind for kind in KINDS if kind not in ("rnn without attention", "tagger over features")]
+BLIND = ("rnn without attention", "tagger over features", "captioner without attention")
+ATTENTIVE = [kind for kind in KINDS if kind not in BLIND]
 FORMS = [("transformer", "alibi"), ("transformer", "rotary"), ("language model", "alibi"), ("transformer", "learned")]
 
 
@@ -34,7 +35,7 @@ def looked_at(kind):
 
 
 def of(weights, kind="self"):
-    return Map("x", kind, 0, "key", "key", torch.tensor([weights]))
+    return Map.of("x", kind, 0, "key", "key", torch.tensor([weights]))
 
 
 def test_entropy_is_in_bits():
@@ -56,10 +57,12 @@ def test_distance_is_how_far_to_either_side():
 def test_a_small_picture_keeps_the_peaks():
     weights = torch.zeros(1, 150, 100)
     weights[0, 37, 61] = 1.0
-    packed = pack_weights(weights, whole=False)
+    packed = Map.of("x", "cross", 0, "query", "key", weights).tree(packed=True, form=PICTURE)
     (picture,) = (torch.frombuffer(bytearray(base64.b64decode(head)), dtype=torch.uint8) for head in packed["packed"])
-    assert packed["pooled"] == [48, 48]
-    assert picture.view(48, 48)[37 * 48 // 150, 61 * 48 // 100] == 255
+    high, wide = packed["tile"]
+    assert packed["pooled"] == [-(-150 // high), -(-100 // wide)]
+    assert max(packed["pooled"]) <= 48
+    assert picture.view(packed["pooled"])[37 // high, 61 // wide] == 255
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
@@ -170,11 +173,11 @@ def test_one_map_of_several_heads_is_their_mean():
 
 def test_a_page_with_little_room_has_the_map_from_answer_to_source_first(monkeypatch):
     """There is room for the largest map alone, which is another."""
-    for module in ("look", "attention_maps"):
-        monkeypatch.setattr(f"regard.explain.{module}.LARGEST", 10)
+    monkeypatch.setattr("regard.explain.attention_maps.LARGEST", 10)
     found = look(Predictor(*made("transformer")), "abcdeabcde" * 2, target="edcbaedcba" * 3)
-    small = [len(one.weights) * 10 * 10 * 4 // 3 for one in found.maps]
-    whole = [one.weights.numel() * 4 // 3 for one in found.maps]
+    small = [one.measure(PICTURE, packed=True) for one in found.maps]
+    whole = [one.measure(WHOLE, packed=True) for one in found.maps]
+    assert whole == [one.weights.numel() * 4 // 3 for one in found.maps]
     more = {one.name: large - little for one, large, little in zip(found.maps, whole, small, strict=True)}
     (cross,) = (one.name for one in found.maps if one.kind == "cross")
     largest = max(more, key=more.get)

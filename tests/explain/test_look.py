@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from conftest import tiny, train_tiny
 from every_task import KINDS, a_source, made
 from hypothesis import given
 from hypothesis import strategies as st
+from long_runs import long_predictor
 from oracles import hardmax, shaken
 from rich.cells import cell_len
 from torch.testing import assert_close
@@ -28,8 +30,9 @@ from regard.data.encoding import Encoded
 from regard.data.vocabulary import Vocabulary
 from regard.errors import InputError
 from regard.evaluation.fit import fit
+from regard.explain.alignment import agree
 from regard.explain.attention_maps import Map, make_page, name_function
-from regard.explain.look import Look, agree, look
+from regard.explain.look import Look, look
 from regard.explain.plots import FONTS, draw_arcs, draw_map, find_fonts, place_arcs, save_map, split_letters, wrap_title
 from regard.inference.predictor import Predictor
 from regard.nn.attention import CROSS, Additive, Attention
@@ -117,11 +120,16 @@ def grouped():
     return task, task.build().eval()
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "grouped"])
+LINEAR = {
+    name: functools.partial(long_predictor, "classifier", name, 30) for name in ("window", "bigbird", "linformer")
+}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "grouped", *LINEAR])
 def test_calculations_give_what_the_model_went_on_with(kind):
     """Every head's context, from vectors and weights that were looked at, through the output of the attention: what
     the model's own pass, which makes no map, got from it."""
-    predictor = Predictor(*(grouped() if kind == "grouped" else made(kind)))
+    predictor = LINEAR[kind]() if kind in LINEAR else Predictor(*(grouped() if kind == "grouped" else made(kind)))
     shaken(predictor.model)
     found, outputs = look(predictor, a_source(predictor.task)), {}
     handles = [
@@ -135,7 +143,7 @@ def test_calculations_give_what_the_model_went_on_with(kind):
         handle.remove()
     entries = found.tree(packed=True, vectors=list(found.heads))["maps"]
     for one, entry in zip(found.maps, entries, strict=True):
-        if one.name in found.structures:
+        if one.name not in found.uses:
             continue
         name, _, use = one.name.partition("#")
         went_on = outputs[name][int(use)] if use else torch.cat(outputs[name])
@@ -158,10 +166,10 @@ def test_widths_and_distances_by_hand():
     """Bits, not nats; and a step back is as far as a step forward."""
     even, two, one = [0.25] * 4, [0.5, 0, 0.5, 0], [0, 0, 0, 1.0]
     weights = torch.tensor([[even, two, two, one], [one, one, one, [1.0, 0, 0, 0]]])
-    seen = Map("x", "self", 0, "key", "key", weights)
+    seen = Map.of("x", "self", 0, "key", "key", weights)
     assert seen.entropy() == pytest.approx([(2 + 1 + 1 + 0) / 4, 0])
     assert seen.distance() == pytest.approx([((0 + 1 + 2 + 3) / 4 + 1 + 1 + 0) / 4, (3 + 2 + 1 + 3) / 4])
-    assert seen._replace(kind="cross").distance() is None
+    assert replace(seen, kind="cross").distance() is None
 
 
 def test_sentences_stand_under_their_own_columns():
@@ -224,7 +232,7 @@ def test_the_tree_of_every_task_follows_the_schema(kind):
     for tree in (found.tree(), found.fitting_tree()):
         again = json.loads(json.dumps(tree))
         jsonschema.validate(again, SCHEMA)
-        assert again["version"] == 2
+        assert again["version"] == 3
         assert again["kind"] == KINDS[kind][1]["kind"]
         assert again["form"] == found.predictor.task.form._asdict()
         groups = {(group["rows"], group["columns"]) for group in again["form"]["groups"]}
@@ -262,7 +270,8 @@ def test_packed_maps_are_the_maps(predictor):
     entries = found.tree(packed=True, vectors=[one.name for one in found.maps])["maps"]
     for one, entry in zip(found.maps, entries, strict=True):
         heads = [torch.frombuffer(bytearray(base64.b64decode(part)), dtype=torch.uint8) for part in entry["packed"]]
-        assert_close(torch.stack(heads).view(one.weights.shape) / 255, one.weights, atol=0.5 / 255 + 1e-6, rtol=0)
+        bytes_ = torch.stack(heads).view(one.weights.shape) * torch.tensor(entry["scale"])[:, None, None]
+        assert_close(bytes_ / 255, one.weights, atol=0.5 / 255 + 1e-6, rtol=0)
         size = len(base64.b64decode(entry["vectors"]["queries"]))
         assert size == 4 * one.weights.shape[0] * one.weights.shape[1] * entry["vectors"]["size"]
 
@@ -285,6 +294,7 @@ def test_one_map_is_made_alone(predictor, monkeypatch):
     found = look(predictor, "abcd")
     every = look(predictor, "abcd").maps
     name = every[0].name
+    assert all(one.weights.numel() for one in every)  # which are made when they are asked for
     del made[:]
     alone = found.map(name, 0)
     assert_close(alone.weights, every[0].weights[:1])
@@ -293,22 +303,29 @@ def test_one_map_is_made_alone(predictor, monkeypatch):
     assert found.heads == {one.name: len(one.weights) for one in every}
 
 
-def test_maps_that_would_fill_the_memory_are_refused(predictor, monkeypatch):
+def test_maps_that_would_take_too_long_are_refused(predictor, monkeypatch):
     found = look(predictor, "abc")
-    monkeypatch.setattr("regard.explain.look.ROOM", 10)
-    with pytest.raises(
-        InputError, match=r"all maps of [\d,]+ tokens would take 0.0 GB, 0 are the most\. Look at a shorter"
-    ):
+    monkeypatch.setattr("regard.explain.look.WORK", 1)
+    with pytest.raises(InputError, match=r"all maps of this text have [\d,]+ weights, 1 are made at most\. Look at a"):
         found.tree()
     assert found.map(head=0).weights.numel()
 
 
-def test_more_weights_than_can_be_written_as_numbers_are_refused(predictor, monkeypatch):
-    found = look(predictor, "abc")
-    monkeypatch.setattr("regard.explain.look.NUMBERS", 1)
-    with pytest.raises(InputError, match=r"the maps have [\d,]+ weights, at most 1 are written as numbers\. Save"):
-        found.tree()
-    assert found.tree(packed=True)["maps"]
+def test_a_structure_that_would_fill_the_memory_is_refused(monkeypatch):
+    found = look(Predictor(*made("transformer with trees")), "abcab", target="bc")
+    name = next(name for name in found.heads if found.is_tree(name))
+    monkeypatch.setattr("regard.explain.look.ROOM", 0)
+    with pytest.raises(InputError, match=rf"{name} would take 0\.0 GB, for its rows depend on each other; 0 are the"):
+        found.map(name)
+
+
+def test_what_has_no_room_as_numbers_is_given_in_part(predictor, monkeypatch):
+    found = look(predictor, "abc" * 20, target="cab" * 20)
+    monkeypatch.setattr("regard.explain.look.NUMBERS", 3000)
+    tree = found.tree()
+    jsonschema.validate(json.loads(json.dumps(tree)), SCHEMA)
+    assert all(entry["pooled"] for entry in tree["maps"])
+    assert found.tree(packed=True)["maps"][0]["pooled"] is None
 
 
 def test_maps_of_every_member_are_those_of_an_encoder_and_of_classes():
@@ -389,9 +406,8 @@ def test_word_alignment_by_hand():
     spans = {"key": [(0, 2), (2, 4), (4, 6), (6, 6)], "query": [(0, 2), (2, 5), (5, 5)]}
     vars(found)["tokens"] = {axis: [Piece("", *span) for span in parts] for axis, parts in spans.items()}
     weights = torch.tensor([[[0.4, 0.3, 0.3, 0.0], [0.35, 0.2, 0.1, 0.35], [0.0, 0.0, 0.0, 1.0]]])
-    attention = SimpleNamespace(kind="cross", layer=0, axes=CROSS, heads=1, is_self=False)
-    vars(found)["structures"] = {}
-    vars(found)["uses"] = {"decoder.attention": SimpleNamespace(attention=attention, weights=lambda heads: weights)}
+    vars(found)["uses"], vars(found)["structures"] = {}, {}
+    vars(found)["outlines"] = {"decoder.attention": Map.of("decoder.attention", "cross", 0, *CROSS, weights)}
     assert found.align_words() == [(0, 1), (1, 0)]
 
 

@@ -59,6 +59,7 @@ def plain_maps(model, source, target):
         pairs = [(queries[0, head], kv.keys[0, head // share]) for head in range(layer.heads)]
         raised = torch.stack([plain_scores(layer, head, *pair) for head, pair in enumerate(pairs)]).exp()
         raised = raised if mask is None else (raised * mask).view(raised.shape)
+        raised = raised.tril() if layer.causal else raised
         weights = raised / raised.sum(-1, keepdim=True)
         found[name] = torch.cat([found[name], weights], dim=-2) if name in found else weights
 
@@ -258,3 +259,18 @@ def test_our_own_engine_decodes_what_is_recorded(tmp_path, monkeypatch):
     calls.clear()
     assert predictor(texts) == before
     assert not calls
+
+
+def test_linformers_maps_go_from_tokens_to_slots(tmp_path):
+    """While decoding, too; of each text as many rows as it has tokens, and all slots."""
+    own = ("model.attention=linformer", "model.slots=5", "decode.beam_size=2")
+    predictor = regard.load(drawn(tmp_path / "run", "transformer", *own), device="cpu")
+    texts = ["the quick brown fox", "abc"]
+    with record(predictor.model) as maps:
+        answers = predictor.predict(texts)
+    for row, (answer, *_) in zip(predictor.encode(texts, "text"), answers, strict=True):
+        found = maps.of(row.ids, [token.id for token in answer.tokens[:-1]])
+        for layer in range(2):
+            weights = found[f"encoder.blocks.{layer}.self_attention"]
+            assert weights.shape == (4, len(row.ids), 5)
+            assert_close(weights.sum(-1), torch.ones(4, len(row.ids)))

@@ -16,6 +16,7 @@ import pytest
 import taggers
 import torch
 from conftest import tiny, train_tiny
+from long_runs import LONG, long_predictor, long_text
 from oracles import hardmax
 from serving import every_task
 
@@ -25,6 +26,7 @@ from regard.config.model import TransformerConfig
 from regard.config.toml import read
 from regard.evaluation.fit import fit
 from regard.explain.attention_maps import STUDIO, make_page
+from regard.explain.look import look
 from regard.server.app import make_app
 from regard.server.settings import ServeSettings
 from regard.tasks import TASKS
@@ -60,7 +62,7 @@ def page(browser):
     page.set_default_timeout(20_000)
     page.asked, page.wrong = [], []
     page.on("request", lambda request: page.asked.append(request.url))
-    page.on("pageerror", lambda error: page.wrong.append(str(error)))
+    page.on("pageerror", lambda error: page.wrong.append(f"{error} {error.stack}"))
     page.on("console", lambda message: page.wrong.append(message.text) if message.type == "error" else None)
     yield page
     page.close()
@@ -430,7 +432,7 @@ def disguised(predictor, form):
 def test_the_scripts_know_no_task():
     """Neither a kind of model nor a task is named in them."""
     names = {*TASKS, *(task.verb for task in TASKS.values())}
-    for script in (STUDIO / "view.js", STUDIO / "app.js"):
+    for script in sorted(STUDIO.glob("*.js")):
         text = script.read_text(encoding="utf-8")
         for name in names - {"answer"}:  # which is the word for what every task gives
             assert not re.search(rf"[\"'`]{name}\b", text), f"{script.name} names {name}"
@@ -933,4 +935,82 @@ def test_a_model_without_attention_still_answers(page, tmp_path):
     token(page, "query", "zwei").click()
     page.locator("h1").hover()
     playwright.expect(page.get_by_text("This model has no attention to look at.")).to_be_visible()
+    assert not page.wrong
+
+
+# --- long texts ------------------------------------------------------------------------------------------------------
+
+
+def place_of(page, line, across):
+    """Where a cell of the matrix is on the page."""
+    place = page.evaluate("() => ({ ...document.getElementById('view').regard.matrix.place, values: null })")
+    left, top, high, wide = (place[name] for name in ("left", "top", "high", "wide"))
+    box = page.locator(".stage").bounding_box()
+    return box["x"] + left + (across + 0.5) * wide, box["y"] + top + (line + 0.5) * high
+
+
+def test_a_file_of_16384_tokens_shows_tiles_and_says_what_it_leaves_out(page, tmp_path):
+    """Opened, moved in, zoomed into: no step hangs."""
+    page.set_default_timeout(120_000)
+    look(long_predictor("encoder", "bigbird"), long_text(LONG)).save(tmp_path / "long.html")
+    page.goto((tmp_path / "long.html").as_uri())
+    window = page.locator(".window[data-of=key]")
+    playwright.expect(window).to_have_text("‹ Tokens 1–300 of 16,384; the others are left out here. ›", timeout=120_000)
+    playwright.expect(page.locator(".matrix > .note")).to_contain_text("Tiles of 128 × 128 weights")
+    playwright.expect(page.locator(".legend")).to_contain_text("not seen")
+    playwright.expect(page.locator(".looks .note")).to_have_text(
+        re.compile(r"^Of each head the \d+ largest of 16,384; \d+\.\d % of the weight is elsewhere\.$")
+    )
+    assert page.locator("*").count() < 3000
+    page.mouse.move(*place_of(page, 64, 64))
+    playwright.expect(page.locator(".tip")).to_contain_text("rows 8,193–8,320 look at columns 8,193–8,320: at most")
+    page.mouse.click(*place_of(page, 64, 64))
+    playwright.expect(page.locator(".matrix > .note")).to_contain_text(
+        "Rows 8,193–8,320 and columns 8,193–8,320 of 16,384 × 16,384."
+    )
+    playwright.expect(page.locator(".matrix > .note")).to_contain_text("largest weights of each row are here")
+    assert link(page)["zoom"] == "8192,8192"
+    row = int(link(page)["row"])
+    assert 8192 <= row < 8320
+    assert page.locator(".line[data-of=key] .token.asked").get_attribute("data-index") == str(row)
+    page.mouse.click(*place_of(page, 20, 20))
+    assert link(page)["row"] == str(8192 + 20)
+    playwright.expect(page.locator("input[name=row]")).to_have_value(str(8193 + 20))
+    page.get_by_role("button", name="Later tokens").click()
+    assert "of 16,384" in window.inner_text()
+    assert page.locator(".line[data-of=key] .token.asked").count() == 0
+    page.locator(".stage").focus()
+    page.keyboard.press("Escape")
+    playwright.expect(page.get_by_role("button", name="Whole map")).to_be_hidden()
+    page.fill("input[name=row]", "12000")
+    page.keyboard.press("Tab")
+    playwright.expect(page.locator(".token.asked")).to_have_attribute("data-index", "11999")
+    page.locator(".looks li button").first.click()
+    page.select_option("#language", "ko")
+    playwright.expect(page.locator(".looks .note")).to_contain_text("다른 곳에 있습니다")
+    assert not page.wrong
+
+
+def test_the_studio_looks_into_16384_tokens(page):
+    """By the server: first the pictures of all maps, then the largest weights of the one that is shown."""
+    page.set_default_timeout(120_000)
+    predictors = {"slots": long_predictor("classifier", "linformer"), "window": long_predictor("encoder", "window")}
+    address, stop = served(predictors, ServeSettings(max_characters=20_000))
+    try:
+        page.goto(f"{address}/#model=slots")
+        page.fill("#field-text", long_text(LONG))
+        playwright.expect(page.locator(".others li").first).to_be_visible(timeout=120_000)
+        groups = page.locator(".heads h3")
+        playwright.expect(groups.first).to_have_text("What each of Linformer’s slots gathers")
+        playwright.expect(groups.nth(1)).to_have_text("Tokens look at Linformer’s slots")
+        page.get_by_role("button", name="Tokens look at Linformer’s slots · Layer 1, head 1").click()
+        playwright.expect(page.locator(".looks li").first).to_contain_text("slot", timeout=120_000)
+        playwright.expect(page.locator(".looks h3")).to_have_text("‘<bos>’ looks at")
+        page.get_by_text("Calculator").click()
+        playwright.expect(page.locator(".calculator tbody tr")).to_have_count(16, timeout=120_000)
+        page.select_option("#model", "window")
+        playwright.expect(page.locator(".looks .note")).to_contain_text("of 16,384", timeout=120_000)
+        assert page.locator("*").count() < 3000
+    finally:
+        stop()
     assert not page.wrong

@@ -15,7 +15,8 @@ from regard.attention.chain import best_paths, log_partition, path_score
 from regard.attention.matching import TINY, sinkhorn
 from regard.attention.normalizers import matching, nonprojective_trees, projective_trees
 from regard.errors import InputError
-from regard.explain.look import Look, Use
+from regard.explain.look import Look
+from regard.explain.uses import Use
 from regard.nn.attention import Segments
 
 TAGGINGS, TREE_WORDS, SEGMENT_KEYS, SHOWN = 20_000, 6, 12, 8
@@ -146,5 +147,5 @@ def trace_row(found: Look, row: int, head: int = 0, name: str | None = None) -> 
     if normalize in (projective_trees, nonprojective_trees):
         return add_trees(score_all(use, head), row, projective=normalize is projective_trees)
     if normalize is matching:
-        return balance_row(score_all(use, head), use.vectors().seen, row)
+        return balance_row(score_all(use, head), use.seen(), row)
     return None

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
@@ -19,6 +20,8 @@ from regard.errors import InputError
 from regard.training.checkpoint import write_file
 
 SHADES = " ░▒▓█"
+UNSEEN: dict[str, Any] = {"hatch": "////", "edgecolor": "0.75", "linewidth": 0}
+"""How what a row may not see is drawn in pictures."""
 FONTS = ("Noto Sans CJK KR", "Noto Sans KR", "NanumGothic", "Apple SD Gothic Neo", "Malgun Gothic", "Noto Sans CJK JP")
 
 REMEDY = (
@@ -75,6 +78,12 @@ def draw_map(
     return out
 
 
+def find_dark(tiles: Tensor) -> float:
+    """The weight from which on the tiles of a long map are black: one that few of them reach, for a single large one
+    would leave the others blank."""
+    return float(tiles[tiles > 0].quantile(0.98)) if tiles.any() else 1.0
+
+
 def place_arcs(parents: Sequence[int]) -> list[int]:
     """How high the arc from each word to its parent is drawn, from 1; 0 for the root. Short ones are low, and no two of
     one height overlap."""
@@ -116,14 +125,19 @@ def draw_arcs(weights: Tensor, words: Sequence[str], most: int = 100) -> Text:
     return Text("\n".join("".join(line).rstrip() for line in [*lines, labels]) + "\n")
 
 
-def tabulate_calculation(found: Any, columns: Sequence[str]) -> Table:
-    """A look's calculation as a table for the terminal: a row a key, from its score to its share."""
+def tabulate_calculation(found: Any, columns: Sequence[str], most: int = 200) -> Table:
+    """A look's calculation as a table for the terminal: a row a key, from its score to its share; of many keys, the
+    `most` with the largest weights, and what the others have together."""
     table = Table("looks at", "query · key", "scaled", "weight", "× value (first of it)", box=None, header_style="bold")
-    rows = zip(columns, found.scores, found.scaled, found.seen, found.weights, found.values, strict=True)
-    for name, score, scaled, seen, weight, value in rows:
+    kept = found.weights.topk(min(most, len(columns))).indices.sort().values.tolist()
+    rows = (found.scores, found.scaled, found.seen, found.weights, found.values)
+    for name, score, scaled, seen, weight, value in ((columns[one], *(part[one] for part in rows)) for one in kept):
         share = " ".join(f"{number:+.3f}" for number in (weight * value)[:4].tolist())
         numbers = [f"{float(score):+.3f}", f"{float(scaled):+.3f}" if seen else "hidden", f"{float(weight):.4f}"]
         table.add_row(Text(name), *numbers, share)
+    if more := len(columns) - len(kept):
+        rest = float(found.weights.sum() - found.weights[kept].sum())
+        table.add_row(f"{more:,} others", "", "", f"{max(0.0, rest):.4f}", "", style="dim")
     total = " ".join(f"{number:+.3f}" for number in found.context[:4].tolist())
     table.add_row("sum", "", "", f"{float(found.weights.sum()):.4f}", total, style="bold")
     return table
@@ -273,9 +287,20 @@ def plot_arcs(axis: Any, weights: Tensor, words: Sequence[str], least: float = 0
 
 
 def save_map(
-    path: Path, weights: Tensor, rows: Sequence[str], columns: Sequence[str], title: str, *, arcs: bool = False
+    path: Path,
+    weights: Tensor,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+    seen: Tensor | None = None,
+    top: float | None = None,
+    *,
+    arcs: bool = False,
 ) -> None:
-    """One map (query, key) with its tokens; with `arcs`, also as arcs over them."""
+    """One map (query, key) with its tokens, hatched where nothing is `seen`; the brightest is `top`, or the largest
+    weight. With `arcs`, also as arcs over the tokens."""
+    from matplotlib.patches import Rectangle
+
     width, height = (min(24.0, 2.0 + 0.32 * count) for count in (len(columns), len(rows)))
     heading = wrap_title(title, round(12 * max(3.0, width)))
     size = (max(3.0, width), (1.7 if arcs else 1.0) * max(2.5, height) + 0.15 * heading.count("\n"))
@@ -283,8 +308,12 @@ def save_map(
         if arcs:
             plot_arcs(axes[0, 0], weights, columns)
         axis = axes[-1, 0]
-        image = axis.imshow(weights.numpy(), cmap="viridis", vmin=0, aspect="auto", interpolation="nearest")
-        axis.figure.colorbar(image, ax=axis, fraction=0.05, pad=0.02).ax.tick_params(labelsize=7)
+        if seen is not None:
+            weights = weights.masked_fill(~seen, torch.nan)
+            axis.add_patch(Rectangle((0, 0), 1, 1, transform=axis.transAxes, fill=False, zorder=-1, **UNSEEN))
+        options = {"cmap": "viridis", "vmin": 0, "vmax": top, "aspect": "auto", "interpolation": "nearest"}
+        image, extend = axis.imshow(weights.numpy(), **options), "neither" if top is None else "max"
+        axis.figure.colorbar(image, ax=axis, fraction=0.05, pad=0.02, extend=extend).ax.tick_params(labelsize=7)
         axis.figure.suptitle(heading, fontsize=9, parse_math=False)
         for ticks, labels, turn in ((axis.xaxis, columns, 90), (axis.yaxis, rows, 0)):
             step = max(1, len(labels) // 80)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attention.equation import KeyValues
+from regard.data.batching import pad_sources
 from regard.data.vocabulary import EOS
 from regard.errors import InputError
 from regard.nn.attention import Attention
@@ -47,14 +48,15 @@ class Trail(NamedTuple):
 
 class Maps(dict[str, Tensor]):
     """Module path -> (batch, heads, query, key), never averaged: of plain forward passes. Maps of one module that were
-    made one after another (a recurrent decoder's) stand one below the other, as more queries."""
+    made one after another (a recurrent decoder's) stand one below the other, as more queries. With Linformer, tokens
+    look at its slots: (batch, heads, query, slots)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.steps: dict[tuple[int, ...], dict[str, Tensor]] = {}
         """(source number, tokens read) -> the maps of the step that read the last of them, (heads, 1, key)."""
         self.sources: dict[tuple[int, ...], int] = {}
-        """The ids of a source -> its number."""
+        """What a source is known by (`identify_source`) -> its number."""
         self.encoded: dict[int, dict[str, Tensor]] = {}
         """Source number -> the encoder's maps."""
         self.of_itself: dict[str, bool] = {}
@@ -72,9 +74,10 @@ class Maps(dict[str, Tensor]):
     def of(self, source: Sequence[int], tokens: Sequence[int]) -> dict[str, Tensor]:
         """The maps (heads, query, key) that led to one output of decoding: the ids of its source, and of the output
         without <bos> and <eos>. The last query is the one that gave <eos>."""
-        if tuple(source) not in self.sources:
+        known = identify_source(pad_sources([source])[0][0])
+        if known not in self.sources:
             raise InputError("nothing was decoded from this source while it was recorded.")
-        number = self.sources[tuple(source)]
+        number = self.sources[known]
         first = next(key[1] for key in self.steps if key[0] == number)  # <bos>, or a prompt's last token
         if EOS in tokens or (number, first, *tokens) not in self.steps:  # a beam may step on behind an end
             raise InputError(
@@ -108,10 +111,17 @@ def record(
 
     def seen(name: str, module: Attention, queries: Tensor, kv: KeyValues, mask: Tensor | None) -> None:
         maps.add(name, module.weights(queries, kv, mask, heads).detach())
-        maps.of_itself[name] = module.is_self
+        maps.of_itself[name] = module.is_self and module.slots is None
 
     with watch(model, seen, only), follow_decoding(model, maps):
         yield maps
+
+
+def identify_source(source: Tensor) -> tuple[int, ...]:
+    """What a source is known by: its ids (source,); of an image, whatever its form, a hash of its numbers."""
+    if source.dim() == 1:
+        return tuple(source.tolist())
+    return (hash(source.cpu().contiguous().view(torch.uint8).numpy().tobytes()),)
 
 
 @contextlib.contextmanager
@@ -127,12 +137,17 @@ def follow_decoding(model: nn.Module, maps: Maps) -> Iterator[None]:
         state: State = start(source, lengths)
         encoded, numbers = maps.take(), []
         for row, length in enumerate(lengths.tolist()):
-            number = maps.sources.setdefault(tuple(source[row, :length].tolist()), len(maps.sources))
+            text = source.dim() == 2
+            own = source[row, :length] if text else source[row]
+            number = maps.sources.setdefault(identify_source(own), len(maps.sources))
             begin = 0 if state.first is None else source.shape[1] - length  # prompts end in line
-            read = slice(begin, begin + length)
-            maps.encoded[number] = {name: part[row, :, read, read] for name, part in encoded.items()}
+            read = slice(begin, begin + length) if text else slice(None)  # images have no padding
+            maps.encoded[number] = {
+                name: part[row, :, read, read if maps.of_itself[name] else slice(None)]
+                for name, part in encoded.items()
+            }
             numbers.append(number)
-        trail = Trail(torch.tensor(numbers, device=source.device), source[:, :0])
+        trail = Trail(torch.tensor(numbers, device=source.device), lengths.new_empty(len(numbers), 0))
         return State(state.source, (state.cache, trail), state.first)
 
     def stepping(tokens: Tensor, state: State) -> tuple[Tensor, State]:

@@ -33,7 +33,7 @@ def embed(predictor: Predictor, texts: Iterable[Source], *, normalize: bool = Fa
     the model reads them; with `normalize`, of length 1. An empty text has zeros."""
     rows = read_texts(predictor, texts)
     found = {index: own.mean(0) for index, own in encode_rows(predictor, rows)}
-    size = next((len(own) for own in found.values()), embedding_table(predictor).shape[1])
+    size = len(next(iter(found.values()))) if found else embedding_table(predictor).shape[1]
     vectors = torch.stack([found.get(index, torch.zeros(size)) for index in range(len(rows))])
     return F.normalize(vectors, dim=-1) if normalize else vectors
 
@@ -44,7 +44,7 @@ def token_states(predictor: Predictor, texts: Iterable[Source]) -> list[tuple[En
     predictor.task.check_token_states()
     rows = read_texts(predictor, texts)
     found = {index: own.clone() for index, own in encode_rows(predictor, rows)}
-    size = next((own.shape[1] for own in found.values()), embedding_table(predictor).shape[1])
+    size = next(iter(found.values())).shape[1] if found else embedding_table(predictor).shape[1]
     return [(row, found.get(index, torch.zeros(0, size))) for index, row in enumerate(rows)]
 
 
@@ -68,9 +68,12 @@ def encode_rows(predictor: Predictor, rows: Sequence[Encoded], budget: int = 409
 
 
 def embedding_table(predictor: Predictor) -> Tensor:
-    """The source embedding (vocab, size)."""
+    """The embedding (vocab, size) of what a model reads; of one that reads images, of what it writes."""
     next(predictor.model.parameters())  # says so where the weights are not ours to see
-    return predictor.model.get_parameter("source_embedding.weight")
+    tables = predictor.task.embeddings(predictor.model)
+    if not tables:
+        raise InputError("this model has no words, and so no vectors of words.")
+    return tables[0].table.weight
 
 
 def nearest(vectors: Tensor, count: int) -> list[list[Near]]:

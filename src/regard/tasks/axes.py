@@ -1,8 +1,9 @@
 """What stands on the two sides of an attention map: tokens, each with the characters it came from."""
 
+import base64
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -25,7 +26,23 @@ def find_word(text: str, piece: Piece) -> int | None:
 
 
 Tokens = dict[str, list[Piece]]
-"""The three axes of docs/maps.md: key, query, input."""
+"""The axes of docs/maps.md by name: key, query, input, and further grids of an image."""
+
+
+class Shown(NamedTuple):
+    """An image to be shown, small, and the grids that lie over it."""
+
+    file: bytes
+    kind: str  # of the file: image/png
+    width: int
+    height: int
+    grids: dict[str, tuple[int, int]]  # axis -> rows and columns of its cells
+
+    def tree(self) -> dict[str, Any]:
+        """As docs/maps.md has it."""
+        data = f"data:{self.kind};base64,{base64.b64encode(self.file).decode()}"
+        grids = {axis: list(grid) for axis, grid in self.grids.items()}
+        return {"width": self.width, "height": self.height, "grids": grids, "data": data}
 
 
 class Structure(NamedTuple):

@@ -19,7 +19,7 @@
     nobody: "The server does not answer. Is it still running?", strange: "The server answered {status}.",
     changed: "The answer has changed meanwhile; ask again.", longest: "at most {count} tokens",
     none: "This server has no run to ask.", stop: "Stop", max_tokens: "Tokens at most", writing: "Continuation",
-    random: "random",
+    random: "random", drop: "Choose an image, drop it anywhere on this page, or paste it.",
   });
   Object.assign(words.ko, {
     tagline: "모델이 답하면서 바라보는 곳", skip: "답으로 건너뛰기", model: "모델",
@@ -33,6 +33,7 @@
     nobody: "서버가 응답하지 않습니다. 아직 실행 중인가요?", strange: "서버가 {status}(으)로 답했습니다.",
     changed: "그사이 답이 바뀌었습니다. 다시 물어보세요.", longest: "최대 {count}토큰", none: "이 서버에는 물어볼 모델이 없습니다.",
     stop: "멈추기", max_tokens: "최대 토큰 수", writing: "이어 쓴 글", random: "무작위",
+    drop: "그림을 고르거나, 이 페이지에 끌어다 놓거나, 붙여 넣으세요.",
   });
 
   const part = (id) => document.getElementById(id);
@@ -301,17 +302,23 @@
   const input = (name) => part(`field-${name}`);
   /** The field with the text itself, which is the last one. */
   const main = () => form.fields.at(-1);
-  /** What was typed, by the names of the fields. */
-  const given = () => Object.fromEntries(form.fields.map(({ name }) => [name, input(name).value]));
+  /** Whether a field takes an image; what it has is then its data. */
+  const isImage = ({ kind }) => kind === "image";
+  /** What was typed or chosen, by the names of the fields. */
+  const given = () => Object.fromEntries(form.fields.map(({ name }) => [name, input(name).data ?? input(name).value]));
+  /** The same without images, for links. */
+  const worded = () => Object.fromEntries(form.fields.filter((one) => !isImage(one)).map(({ name }) => [name, input(name).value]));
 
   /** Give the page the form that the chosen run wants; what was typed stays. */
   function build() {
     const wanted = model()?.form ?? FORM, before = [...part("inputs").querySelectorAll("[name]")];
     if (wanted === form) return;
     form = wanted;
-    const text = before.at(-1)?.value ?? "", focused = before.find((one) => one === document.activeElement);
-    for (const { name, value } of before) typed[name] = value;
+    const texts = before.filter((one) => one.type !== "file"), focused = before.find((one) => one === document.activeElement);
+    const text = texts.at(-1)?.value ?? typed.text ?? "";
+    for (const { name, value } of texts) typed[name] = value;
     const made = form.fields.flatMap((field) => {
+      if (isImage(field)) return [make("label", { for: `field-${field.name}` }), imageOf(field)];
       const one = fieldOf(field, before), last = field === main();
       one.value = last ? text : typed[field.name] ?? "";
       if (last) one.setAttribute("aria-describedby", "hint");
@@ -319,10 +326,12 @@
       return [make("label", { for: one.id }), one];
     });
     part("inputs").replaceChildren(...made);
-    if (focused) (input(focused.name) ?? made.at(-1)).focus();
+    if (focused) (input(focused.name) ?? input(main().name)).focus();
     part("fields").replaceChildren(...form.settings.map(settingOf));
     part("settings").hidden = !form.settings.length;
-    part("live-label").hidden = form.streams;
+    part("live-label").hidden = form.streams || isImage(main());
+    part("hint").dataset.word = isImage(main()) ? "drop" : "hint";
+    part("hint").textContent = say(part("hint").dataset.word);
   }
 
   /** An element to type into: one that is there already, so that its cursor stays, or a new one. */
@@ -332,6 +341,15 @@
       id: `field-${name}`, name, dir: "auto", spellcheck: "false", autocomplete: "off", oninput: later });
     if (rows > 1) one.rows = rows;
     return one;
+  }
+
+  const images = {};
+  /** The field of an image, which stays when another run is chosen. */
+  function imageOf({ name }) {
+    const ask = () => part("ask").requestSubmit();
+    images[name] ??= RegardImage.field(make, `field-${name}`, name, ask);
+    images[name].querySelector("input").setAttribute("aria-describedby", "hint");
+    return images[name];
   }
 
   /** A setting of decoding and its name; one that is not known here is on or off, or a number, as the run has it. */
@@ -392,25 +410,25 @@
 
   /** Keep everything in the address. */
   function remember() {
-    const { map, head, row, hard, calculator } = state, { lang: language } = document.documentElement;
+    const { map, head, row, zoom, hard, calculator } = state, { lang: language } = document.documentElement;
     if (!models) return link.write({ ...link.read(), language });
-    const settings = changes(), asked = { model: part("model").value, ...given(), answer: chosen };
+    const settings = changes(), asked = { model: part("model").value, ...worded(), answer: chosen };
     if (settings.sample === false) settings.sample = "false";
-    return link.write({ ...asked, ...settings, map, head, row, hard, calculator, language });
+    return link.write({ ...asked, ...settings, map, head, row, zoom, hard, calculator, language });
   }
 
   /** Make the page what its address says. In old links, the last field of every form is the text. */
   function restore() {
     if (!models) return;
-    const { model: id, answer, map, head, row, hard, calculator, ...rest } = link.read();
+    const { model: id, answer, map, head, row, zoom, hard, calculator, ...rest } = link.read();
     const gone = id && models.length && !models.some((other) => other.id === id);
     Regard.speak(Regard.preferred());
     part("language").value = document.documentElement.lang;
     if (models.some((other) => other.id === id)) part("model").value = id;
     build();
-    for (const field of form.fields)
+    for (const field of form.fields.filter((one) => !isImage(one)))
       input(field.name).value = rest[field.name] ?? (field === main() ? rest.text : null) ?? "";
-    state = { map, head, row, hard, calculator };
+    state = { map, head, row, zoom, hard, calculator };
     for (const [old, name] of Object.entries(OLD)) rest[name] ??= rest[old];
     set(gone ? {} : rest);
     part("settings").open = Object.keys(changes()).length > 0;
@@ -478,7 +496,7 @@
     } catch (error) {
       return complain(error);
     }
-    const early = Object.fromEntries(Object.entries(given()).filter(([, value]) => value));
+    const early = Object.fromEntries(Object.entries(worded()).filter(([, value]) => value));
     if (Object.keys(early).length) link.write({ ...link.read(), ...early });
     part("model").replaceChildren(...models.map(({ id }) => make("option", { value: id }, id)));
     return restore();

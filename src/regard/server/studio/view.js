@@ -1,8 +1,14 @@
 /* The viewer: draws what a model looked at, from the tree that regard.look makes. A plain script with one global; the
-   studio uses it, and so does the file that stands alone, where it is inlined and finds its tree in #tree. */
+   studio uses it, and so does the file that stands alone, where it is inlined and finds its tree in #tree. The numbers
+   are maps.js's. */
 "use strict";
 
 const Regard = (() => {
+  const {
+    range, kept, forget, stored, tileOf, isPicture, weightsOf, seen, seenTiles, rowOf, cellOf, columnOf, strongest,
+    cells, pool, SCORES, calculate,
+  } = RegardMaps;
+
   /** Every word of the viewer, one table a language; the studio adds its own. What differs between tasks is not here:
       a task brings its own words, in the form of its tree. */
   const words = {
@@ -20,8 +26,20 @@ const Regard = (() => {
       under: "Under each head: its entropy, and how far it looks on average.",
       cell: "row {row} {query} looks at column {column} {key}: {percent}",
       keys: "Rows look at columns. Arrow keys move, Enter keeps a row.",
-      pooled: "Shown smaller, {rows} × {columns}: each cell is the largest of those it stands for.",
-      blind: "This model has no attention to look at.", calculator: "Calculator",
+      "slots maps": "Tokens look at Linformer’s slots", "gathered maps": "What each of Linformer’s slots gathers",
+      tiles: "Tiles of {rows} × {columns} weights, each as dark as its largest one. Click a tile to see its tokens; "
+        + "with the keyboard, arrow keys and Enter.",
+      tile: "rows {rows} look at columns {columns}: at most {percent}",
+      "zoomed in": "Rows {rows} and columns {columns} of {height} × {width}. Escape shows the whole map.",
+      "whole map": "Whole map", unseen: "not seen",
+      "top cells": "Only the {count} largest weights of each row are here: an empty cell is smaller than those.",
+      top: "The {count} largest of {total}; {percent} of the weight is elsewhere.",
+      "top mean": "Of each head the {count} largest of {total}; {percent} of the weight is elsewhere.",
+      "top column": "Only rows that have it among their {count} largest weights.",
+      part: "It may look at {count} of {total}.",
+      picture: "There is only a picture of this map here: tiles, no single weights.",
+      window: "Tokens {first}–{last} of {total}; the others are left out here.", earlier: "Earlier tokens",
+      later: "Later tokens", blind: "This model has no attention to look at.", calculator: "Calculator",
       story: "{token} asks with its query q. Each key answers with a score; softmax turns the scores into weights "
         + "that sum to 1; the context is the sum of the values, each times its weight.",
       opaque: "{token} asks with its query q. This page cannot recompute how this attention weighs the keys: the "
@@ -31,6 +49,8 @@ const Regard = (() => {
       scale: "÷ √{size}", all: "Show all {count}",
       strongest: "The {count} strongest of {total}.", absent: "The vectors of this map are not in this file.",
       first: "Shown for head 1: a mean of heads has no query of its own.", waiting: "One moment …",
+      over: "Bright is where {token} looks; the brightest place has {percent}.", "cell of": "cell {name}",
+     
       failed: "That did not work: {reason}", language: "Language", theme: "Light or dark",
       score: "score {score}", flags: "Careful",
     },
@@ -47,7 +67,19 @@ const Regard = (() => {
       bits: "{entropy}비트", far: "거리 {distance}", under: "헤드 아래의 수: 엔트로피와 평균 거리.",
       cell: "{row}행 {query} → {column}열 {key}: {percent}",
       keys: "행이 열을 봅니다. 화살표 키로 움직이고 Enter로 행을 고정합니다.",
-      pooled: "{rows} × {columns}로 줄여 보여 줍니다. 한 칸은 그 안에서 가장 큰 값입니다.",
+      "slots maps": "토큰이 보는 린포머 슬롯", "gathered maps": "린포머 슬롯마다 모으는 토큰",
+      tiles: "타일 하나는 가중치 {rows} × {columns}개이고, 그 안에서 가장 큰 값만큼 진합니다. 타일을 누르면 그 안의 토큰이 보입니다. "
+        + "키보드로는 화살표 키와 Enter를 씁니다.",
+      tile: "{rows}행 → {columns}열: 최대 {percent}",
+      "zoomed in": "{height} × {width} 가운데 {rows}행, {columns}열입니다. Esc를 누르면 전체 맵이 보입니다.",
+      "whole map": "전체 맵", unseen: "볼 수 없음",
+      "top cells": "행마다 가장 큰 가중치 {count}개만 있습니다. 빈칸은 그보다 작습니다.",
+      top: "{total}개 가운데 가장 큰 {count}개입니다. 가중치의 {percent}는 다른 곳에 있습니다.",
+      "top mean": "헤드마다 {total}개 가운데 가장 큰 {count}개입니다. 가중치의 {percent}는 다른 곳에 있습니다.",
+      "top column": "이 토큰이 가장 큰 가중치 {count}개에 드는 행만 보여 줍니다.",
+      part: "{total}개 가운데 {count}개를 볼 수 있습니다.",
+      picture: "이 맵은 타일 그림만 있고 가중치 하나하나는 없습니다.",
+      window: "{total}개 가운데 {first}–{last}번째 토큰입니다. 나머지는 여기에 없습니다.", earlier: "앞 토큰", later: "뒤 토큰",
       blind: "이 모델에는 들여다볼 어텐션이 없습니다.", calculator: "계산기",
       story: "{token}이(가) 쿼리 q로 묻습니다. 키마다 점수로 답하고, 소프트맥스가 점수를 합이 1인 가중치로 바꿉니다. "
         + "컨텍스트는 가중치를 곱한 값들의 합입니다.",
@@ -56,7 +88,9 @@ const Regard = (() => {
       query: "쿼리 q", key: "키 k", value: "값 v", values: "값", product: "가중치 × v", context: "컨텍스트 = 합", mask: "마스크", masked: "가려짐",
       weight: "가중치", bias: "+ 거리", token: "보는 토큰", scale: "÷ √{size}", all: "{count}개 모두 보기",
       strongest: "{total}개 가운데 가중치가 가장 큰 {count}개입니다.", absent: "이 파일에는 이 맵의 벡터가 없습니다.",
-      first: "헤드 1의 계산입니다. 헤드의 평균에는 쿼리가 없습니다.", waiting: "잠시만요 …", failed: "실패했습니다: {reason}",
+      first: "헤드 1의 계산입니다. 헤드의 평균에는 쿼리가 없습니다.", waiting: "잠시만요 …",
+      over: "밝은 곳이 {token}(이)가 보는 곳이며, 가장 밝은 곳은 {percent}입니다.", "cell of": "칸 {name}",
+      failed: "실패했습니다: {reason}",
       language: "언어", theme: "밝게 또는 어둡게", score: "점수 {score}", flags: "주의",
     },
   };
@@ -91,23 +125,19 @@ const Regard = (() => {
 
   const clamp = (number, low, high) => Math.min(Math.max(number, low), high);
   const fixed = (number, digits = 2) => number.toFixed(digits).replace(/^-(0\.?0*$)?/, (_, zero) => zero ?? "−");
-  const percent = (share, digits = share < 0.1 ? 1 : 0) => `${(100 * share).toFixed(digits)} %`;
+  const percent = (share, digits = share < 0.1 ? finely(share) : 0) => `${(100 * share).toFixed(digits)} %`;
+  /** The digits of a small share: one, or so many that something is left of it. */
+  const finely = (share) => (share > 0 && share < 0.0005 ? Math.min(4, Math.ceil(-Math.log10(share)) - 2) : 1);
   /** How strongly a weight is painted: the root, so that small weights stay visible. */
   const strength = (weight) => Math.sqrt(weight);
-  const label = (token) => token.text.trim() || "·";
+  const label = (token) => token?.text.trim() || "·"; // a pointer may still stand on what a shorter look no longer has
+  const count = (number) => number.toLocaleString("en");
+  /** Rows or columns as a person counts them: from 1. */
+  const span = (first, last) => (first + 1 === last ? count(last) : `${count(first + 1)}–${count(last)}`);
   const short = (token) => Array.from(label(token)).map((one, at) => (at < 13 ? one : at > 13 ? "" : "…")).join("");
   /** A text that is written from right to left keeps to itself inside another. */
   const apart = (text) => (/[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/.test(text) ? `\u2068${text}\u2069` : text);
   const quoted = (token) => `‘${apart(label(token))}’`;
-  const range = (count) => Array.from({ length: count }, (_, index) => index);
-  const floats = (text) => new Float32Array(bytes(text).buffer);
-
-  /** What base64 stands for; a plain loop, for it may be long. */
-  function bytes(text) {
-    const characters = atob(text), found = new Uint8Array(characters.length);
-    for (let index = 0; index < found.length; index++) found[index] = characters.charCodeAt(index);
-    return found;
-  }
 
   /** What the browser remembers for us, where it may. */
   const memory = {
@@ -152,111 +182,39 @@ const Regard = (() => {
     setTimeout(() => URL.revokeObjectURL(address), 1000);
   }
 
-  // --- numbers -------------------------------------------------------------------------------------------------------
+  // --- pictures ------------------------------------------------------------------------------------------------------
 
-  const decoded = new WeakMap();
-  const stored = (entry) => entry.pooled ?? entry.shape.slice(1);
+  /** The sides from which on a map is shown as tiles, and tokens in a window. */
+  const WIDE = 640;
+  /** How many rows and columns are shown at once of a part of a long map; and tiles, of the whole. */
+  const [LEAST, MOST] = [40, 128];
+  /** Whether a map has too many rows or columns to be shown at once. */
+  const isLong = ({ pooled, shape: [, ...sides] }) => Boolean(pooled) || Math.max(...sides) > WIDE;
+  /** The weight from which on cells are painted darkest: of a long map, where all may be small, one that few tiles
+      reach. */
+  const darkest = (entry, head) => (isLong(entry) ? kept(entry, `darkest ${head}`, () => {
+    const tiles = overview(entry, head, MOST).values.filter((weight) => weight > 0).sort();
+    return tiles[Math.floor(0.98 * tiles.length)] ?? 1;
+  }) : 1);
 
-  /** The weights of one head, or the mean of all, row-major in the stored shape. */
-  function weightsOf(entry, head) {
-    if (!decoded.has(entry)) decoded.set(entry, {});
-    const cache = decoded.get(entry);
-    return (cache[head] ??= head === "mean" ? meanOf(entry) : headOf(entry, head));
+  /** The whole of a map as values, row-major, and the tile that each stands for. */
+  function overview(entry, head, most) {
+    const [high, wide] = stored(entry), own = tileOf(entry), values = weightsOf(entry, head);
+    const more = [high, wide].map((side) => Math.ceil(side / most));
+    return { values: pool(values, high, wide, more), rows: Math.ceil(high / more[0]), columns: Math.ceil(wide / more[1]),
+      tile: own.map((side, axis) => side * more[axis]) };
   }
 
-  const headOf = ({ packed, heads }, head) =>
-    packed ? new Float32Array(bytes(packed[head])).map((byte) => byte / 255) : new Float32Array(heads[head].flat());
-
-  function meanOf(entry) {
-    const [first, ...others] = range(entry.shape[0]).map((head) => weightsOf(entry, head)), mean = first.slice();
-    for (const head of others) head.forEach((weight, index) => { mean[index] += weight; });
-    return mean.map((sum) => sum / entry.shape[0]);
-  }
-
-  /** The weight in one cell, by its true row and column. */
-  function cellOf(entry, head, row, column) {
-    const [, rows, columns] = entry.shape, [high, wide] = stored(entry);
-    return weightsOf(entry, head)[Math.floor((row * high) / rows) * wide + Math.floor((column * wide) / columns)];
-  }
-
-  /** At most `most` rows and columns: each cell the largest of those it stands for. */
-  function shrink(values, rows, columns, most) {
-    const high = Math.min(rows, most), wide = Math.min(columns, most);
-    if (high === rows && wide === columns) return [values, rows, columns];
-    const small = new Float32Array(high * wide);
-    for (let row = 0; row < rows; row++) {
-      const base = Math.floor((row * high) / rows) * wide;
-      for (let column = 0; column < columns; column++) {
-        const index = base + Math.floor((column * wide) / columns);
-        small[index] = Math.max(small[index], values[row * columns + column]);
-      }
-    }
-    return [small, high, wide];
-  }
-
-  /** Weights as a picture of one pixel a cell, in one colour whose opacity is the weight. */
-  function picture(canvas, values, rows, columns, colour) {
+  /** Weights as a picture of one pixel a cell, in one colour whose opacity is the weight over the darkest. */
+  function picture(canvas, values, rows, columns, colour, most = 1) {
     const [red, green, blue] = colour.match(/[\d.]+/g).map(Number);
     canvas.width = columns;
     canvas.height = rows;
     const image = new ImageData(columns, rows), pixels = new Uint32Array(image.data.buffer);
     const base = (blue << 16) | (green << 8) | red;
-    values.forEach((weight, index) => { pixels[index] = base | (Math.round(255 * strength(weight)) << 24); });
+    values.forEach((weight, index) => { pixels[index] = base | (Math.round(255 * strength(Math.min(1, weight / most))) << 24); });
     canvas.getContext("2d").putImageData(image, 0, 0);
     return canvas;
-  }
-
-  /** The scores that are known here, by name: a formula, and what one component of query and key adds to it. */
-  const SCORES = {
-    dot: { formula: "q · k", term: (q, k) => q * k },
-    "scaled dot": { formula: "q · k / √d", term: (q, k) => q * k },
-    additive: { formula: "v · tanh(q + k)", term: (q, k, v) => v * Math.tanh(q + k) },
-  };
-  /** The normalizers that are known here, by name: the scores of what may be seen -> weights. */
-  const NORMALIZERS = {
-    softmax(scores) {
-      const highest = Math.max(...scores), raised = scores.map((score) => Math.exp(score - highest));
-      const total = raised.reduce((sum, one) => sum + one, 0);
-      return raised.map((one) => one / total);
-    },
-  };
-
-  /** The equation for one query and head, from a map's vectors: every step of it. Where it is not known here, the
-      weights are the map's. */
-  function calculate(entry, head, row) {
-    const [heads, rows, columns] = entry.shape, given = entry.vectors, { size } = given;
-    const keys = floats(given.keys), values = floats(given.values), wide = values.length / heads / columns;
-    const part = (all, index, length) => all.subarray(index * length, (index + 1) * length);
-    const query = part(floats(given.queries), head * rows + row, size);
-    const steps = range(columns).map((column) => {
-      const at = head * columns + column;
-      return { column, key: part(keys, at, size), value: part(values, at, wide) };
-    });
-    const known = weigh(entry, head, row, query, steps);
-    for (const step of steps) {
-      if (!known) Object.assign(step, { weight: cellOf(entry, head, row, step.column), hidden: false });
-      step.product = step.value.map((number) => number * step.weight);
-    }
-    const context = range(wide).map((i) => steps.reduce((sum, step) => sum + step.product[i], 0));
-    return { query, steps, context, known };
-  }
-
-  /** Give every step its score and weight, if score and normalizer are known; whether the weights are the map's. */
-  function weigh(entry, head, row, query, steps) {
-    const { score, normalizer, size, slopes, causal, hidden, vector } = entry.vectors;
-    const compare = SCORES[score], normalize = NORMALIZERS[normalizer], learned = vector && floats(vector);
-    if (!compare || !normalize) return false;
-    for (const step of steps) {
-      step.raw = query.reduce((sum, q, i) => sum + compare.term(q, step.key[i], learned?.[i]), 0);
-      step.scaled = score === "scaled dot" ? step.raw / Math.sqrt(size) : step.raw;
-      step.score = step.scaled + (slopes ? slopes[head] * Math.abs(step.column - row) : 0);
-      step.hidden = (causal && step.column > row) || Boolean(hidden?.includes(step.column));
-      step.weight = 0;
-    }
-    const seen = steps.filter((step) => !step.hidden);
-    normalize(seen.map((step) => step.score)).forEach((weight, index) => { seen[index].weight = weight; });
-    const same = (step) => Math.abs(step.weight - cellOf(entry, head, row, step.column)) <= 1 / 255;  // a byte each
-    return Boolean(entry.pooled) || steps.every(same);
   }
 
   // --- parts ---------------------------------------------------------------------------------------------------------
@@ -271,18 +229,24 @@ const Regard = (() => {
     return tokens.key.length ? target : source + target;
   }
 
-  /** The tokens as a person reads them: a line for each list that the form names, as for the source and the output. */
+  /** How many tokens of a long line are shown at once. */
+  const WINDOW = 300;
+
+  /** The tokens as a person reads them: a line for each list that the form names, as for the source and the output. Of a
+      long one, a window: what is left out is said below it. */
   class Lines {
     constructor(view) {
       this.view = view;
       this.tokens = {};
+      this.parts = {};
       const { tree } = view;
       this.prompt = tree.tokens.key.length ? -1 : Array.from(tree.text.source).length;
       this.element = make("div", { class: "lines" });
       for (const { axis: list, title } of tree.form.lines.filter(({ axis }) => tree.tokens[axis].length)) {
-        const line = this.line(list, textOf(tree, list));
-        this.element.append(make("h3", { "data-of": list }, said(title)), line);
-        rove(line, ".token");
+        const part = this.prepare(list);
+        this.element.append(make("h3", { "data-of": list }, said(title)), part.line, part.note);
+        this.fill(list, list === view.entry?.rows ? view.state.row : 0);
+        rove(part.line, ".token");
       }
       this.element.addEventListener("mouseover", (event) => this.enter(event));
       this.element.addEventListener("focusin", (event) => this.enter(event));
@@ -291,14 +255,27 @@ const Regard = (() => {
       this.element.addEventListener("keydown", (event) => ["Enter", " "].includes(event.key) && this.keep(event));
     }
 
-    /** One line: the text itself where tokens cover it, small words for the special ones. */
-    line(list, text) {
-      const characters = Array.from(text), tokens = this.view.tree.tokens[list];
-      const line = make("p", { class: tokens.length > LONG ? "line long" : "line", dir: "auto", "data-of": list });
-      let at = 0;
+    /** What a line is made of: its text, its tokens as they are read (a list may have the latest first), its elements. */
+    prepare(list) {
+      const { tree } = this.view, tokens = tree.tokens[list], text = textOf(tree, list);
+      const order = range(tokens.length).sort((a, b) => tokens[a].start - tokens[b].start || a - b);
+      const long = tokens.length > LONG, windowed = tokens.length > WIDE;
+      const line = make("p", { class: long ? "line long" : "line", dir: "auto", "data-of": list });
+      const note = make("p", { class: "note window", "data-of": list, hidden: !windowed });
+      return (this.parts[list] = { text, characters: Array.from(text), order, line, note, windowed, start: 0 });
+    }
+
+    /** Fill a line with its tokens: the text itself where they cover it, small words for the special ones. Of a long line,
+        those around one of them. */
+    fill(list, around) {
+      const part = this.parts[list], tokens = this.view.tree.tokens[list], { text, characters, order, line } = part;
+      const most = part.windowed ? WINDOW : order.length;
+      part.start = clamp(order.indexOf(around) - Math.floor(most / 2), 0, order.length - most);
+      part.end = part.start + most;
+      let at = part.start ? tokens[order[part.start - 1]].end : 0;
       this.tokens[list] = [];
-      const asRead = range(tokens.length).sort((a, b) => tokens[a].start - tokens[b].start || a - b);
-      for (const index of asRead) {  // a list may have the latest first
+      line.replaceChildren();
+      for (const index of order.slice(part.start, part.end)) {
         const token = tokens[index], covered = token.end > token.start && token.start >= at;
         const shown = covered ? characters.slice(token.start, token.end).join("") : token.text;
         const gap = characters.slice(at, token.start).join("") + (covered ? shown.match(/^\s*/)[0] : "");
@@ -308,11 +285,36 @@ const Regard = (() => {
         line.append(element.classList.contains("prompt") ? make("span", { class: "prompt" }, between) : between, element);
         this.tokens[list][index] = element;
       }
-      return line;
+      line.querySelector(".token").tabIndex = 0;
+      part.fresh = part.windowed;
+      if (part.windowed) this.tell(list);
+      if (this.place) this.mark(this.place);
+    }
+
+    /** Say which tokens a window shows, and let it be moved. */
+    tell(list) {
+      const { start, end, order, note } = this.parts[list], total = order.length;
+      const move = (to) => () => {
+        this.fill(list, order[clamp(to, 0, total - 1)]);
+        this.parts[list].fresh = false;
+        this.view.rest();
+      };
+      const turn = (word, sign, to, off) => make("button", {
+        type: "button", name: word, disabled: off, title: say(word), "aria-label": say(word), onclick: move(to) }, sign);
+      const middle = Math.floor((start + end) / 2);
+      note.replaceChildren(turn("earlier", "‹", middle - WINDOW, !start), " ",
+        say("window", { first: count(start + 1), last: count(end), total: count(total) }), " ",
+        turn("later", "›", middle + WINDOW, end === total));
+    }
+
+    /** See to it that a token is in the window of its line. */
+    include(list, index) {
+      if (this.parts[list]?.windowed && !this.tokens[list][index]) this.fill(list, index);
     }
 
     /** Mark the tokens of the source inside [start, end), or none. */
     mark(place) {
+      this.place = place;
       this.tokens.key?.forEach((element, index) => {
         const { start, end } = this.view.tree.tokens.key[index];
         element.classList.toggle("found", Boolean(place) && start < place[1] && end > place[0]);
@@ -321,7 +323,7 @@ const Regard = (() => {
 
     token(list, index, shown, special) {
       const element = make("span", {
-        class: special ? "token special" : "token", role: "button", tabindex: index ? -1 : 0,
+        class: special ? "token special" : "token", role: "button", tabindex: -1,
         "data-list": list, "data-index": index,
       }, shown);
       const { tree } = this.view;
@@ -347,16 +349,22 @@ const Regard = (() => {
       if (token.dataset.list === this.view.entry?.rows) this.view.choose({ row: Number(token.dataset.index) });
     }
 
-    /** Light up a list of tokens by weight, and frame the one that is asked about. */
-    paint(list, index, other, weights) {
+    /** Light up a list of tokens by weight, and frame the one that is asked about; of another list than its own, show
+        the best one, unless that was shown before. */
+    paint(list, index, other, strengthOf, best) {
+      const asked = `${list} ${index} ${best}`, again = asked === this.asked;
+      this.asked = asked;
+      if (other !== list && best != null && !again) this.include(other, best);
       for (const [name, elements] of Object.entries(this.tokens)) {
         elements.forEach((element, i) => {
-          element.style.setProperty("--weight", name === other ? strength(weights[i]).toFixed(3) : 0);
+          element.style.setProperty("--weight", name === other ? strengthOf(i).toFixed(3) : 0);
           element.classList.toggle("asked", name === list && i === index);
         });
       }
-      const strongest = this.tokens[other]?.[weights.indexOf(Math.max(...weights))];
-      if (other !== list && strongest) this.reveal(strongest);
+      const own = this.tokens[list]?.[index], shown = this.tokens[other]?.[best];
+      if (own && this.parts[list].fresh) this.reveal(own);
+      if (own) this.parts[list].fresh = false;
+      if (other !== list && shown && !again) this.reveal(shown);
     }
 
     /** Scroll a long line so that a token of it can be seen. */
@@ -366,11 +374,14 @@ const Regard = (() => {
     }
 
     show(lists) {
-      for (const element of this.element.querySelectorAll("[data-of=input]")) element.hidden = !lists.includes("input");
+      const { input } = this.parts;
+      for (const element of this.element.querySelectorAll("[data-of=input]"))
+        element.hidden = !lists.includes("input") || (element === input.note && !input.windowed);
     }
   }
 
-  /** The matrix: one picture per map, and a layer above it for the cross hair. */
+  /** The matrix: one picture per map, and a layer above it for the cross hair. Of a long map, tiles; one that is clicked
+      on opens, and its tokens are shown. */
   class Matrix {
     constructor(view) {
       this.view = view;
@@ -382,19 +393,17 @@ const Regard = (() => {
         this.base, this.above, this.tip);
       this.note = make("p", { class: "note" });
       this.arcs = make("div", { class: "arcs" });
-      const swatches = [0.01, 0.1, 0.25, 0.5, 1].map((weight) => {
-        const swatch = make("span", { class: "swatch" });
-        swatch.style.setProperty("--weight", strength(weight));
-        return make("span", {}, swatch, percent(weight, 0));
-      });
+      this.legend = make("p", { class: "legend" });
+      const whole = () => { view.choose({ zoom: null }); this.stage.focus(); };
+      this.back = make("button", { type: "button", class: "back", hidden: true, onclick: whole }, say("whole map"));
       this.element = make("section", { class: "matrix", "aria-label": say("matrix") }, make("h2", {}, say("matrix")),
-        this.arcs, this.stage, make("p", { class: "legend" }, ...swatches), this.note);
+        this.back, this.arcs, this.stage, this.legend, this.note);
       this.stage.addEventListener("pointermove", (event) => this.hover(event));
       this.stage.addEventListener("pointerdown", (event) => this.hover(event));
       this.stage.addEventListener("pointerleave", (event) => event.pointerType !== "touch" && view.rest());
       this.stage.addEventListener("click", (event) => {
         this.hover(event);
-        if (this.row != null) view.choose({ row: this.row });
+        this.take();
       });
       this.stage.addEventListener("keydown", (event) => this.move(event));
     }
@@ -407,17 +416,43 @@ const Regard = (() => {
       }));
     }
 
-    /** Where things are, in CSS pixels, for the width there is. */
+    /** What is shown of the map: from which row and column on, how many of them, in which tiles, and the weights. */
+    frame() {
+      const { entry, state } = this.view, [, rows, columns] = entry.shape;
+      if (!isLong(entry)) {
+        const whole = { row: 0, column: 0, rows, columns, tile: [1, 1] };
+        return { ...whole, values: weightsOf(entry, state.head) };
+      }
+      const { values, tile } = overview(entry, state.head, MOST);
+      if (!state.zoom) return { row: 0, column: 0, rows, columns, tile, values };
+      const [row, column] = state.zoom.split(",").map(Number), sides = [rows, columns];
+      const [high, wide] = tile.map((side, axis) => Math.min(sides[axis], clamp(side, LEAST, MOST)));
+      const part = { row: clamp(row, 0, rows - high), column: clamp(column, 0, columns - wide), rows: high, columns: wide };
+      return { ...part, tile: [1, 1], values: cells(entry, state.head, part) };
+    }
+
+    /** The names of the rows or columns in the frame: tokens, or the numbers of those that tiles begin with. */
+    names(list, first, size, tile) {
+      const tokens = this.view.tree.tokens[list], numbered = tokens.length > WIDE;
+      const name = (at) => [tile > 1 || numbered ? count(at + 1) : null, tile > 1 ? null : short(tokens[at])]
+        .filter((part) => part != null).join(" ");
+      return range(Math.ceil(size / tile)).map((one) => name(first + one * tile));
+    }
+
+    /** Where things are, in CSS pixels, for the width there is. Tiles need not be square. */
     measure(context) {
-      const { entry, tree } = this.view, [, rows, columns] = entry.shape;
+      const { entry } = this.view, frame = this.frame(), { tile } = frame, tiled = tile[0] * tile[1] > 1;
       const widest = (labels) => Math.max(...labels.map((text) => context.measureText(text).width));
-      const names = { rows: tree.tokens[entry.rows].map(short), columns: tree.tokens[entry.columns].map(short) };
-      const room = this.stage.clientWidth, left = Math.ceil(widest(names.rows)) + 12, wide = widest(names.columns);
-      const fit = (right) => Math.max(0.5, Math.min((room - left - right) / columns, 40, 640 / rows));
-      const slanted = wide > fit(0) - 6, right = slanted ? wide * 0.6 : 0, cell = fit(right);
-      const top = slanted ? Math.ceil(wide * 0.8) + 14 : 22;
-      const width = Math.ceil(left + cell * columns + right + 1), height = Math.ceil(top + cell * rows + 1);
-      return { rows, columns, names, left, top, cell, slanted, width, height };
+      const names = { rows: this.names(entry.rows, frame.row, frame.rows, tile[0]),
+        columns: this.names(entry.columns, frame.column, frame.columns, tile[1]) };
+      const rows = names.rows.length, columns = names.columns.length;
+      const room = this.stage.clientWidth, left = Math.ceil(widest(names.rows)) + 12, across = widest(names.columns);
+      const fit = (right) => Math.max(0.5, Math.min((room - left - right) / columns, 40, tiled ? 24 : 640 / rows));
+      const slanted = across > fit(0) - 6, right = slanted ? across * 0.6 : 0, wide = fit(right);
+      const high = tiled || wide < 3 ? clamp(640 / rows, 1, 24) : wide;
+      const top = slanted ? Math.ceil(across * 0.8) + 14 : 22;
+      const width = Math.ceil(left + wide * columns + right + 1), height = Math.ceil(top + high * rows + 1);
+      return { ...frame, frame, rows, columns, names, left, top, high, wide, slanted, width, height, tiled };
     }
 
     /** A canvas ready to draw on in CSS pixels. */
@@ -441,29 +476,72 @@ const Regard = (() => {
       this.prepare(this.above, place.width, place.height);
       this.stage.style.height = `${place.height}px`;
       context.imageSmoothingEnabled = false;
-      const image = picture(make("canvas"), weightsOf(entry, state.head), ...stored(entry), this.ink.accent);
-      const { left, top, cell, rows, columns } = place;
+      const { left, top, high, wide, rows, columns, values, tiled } = place, most = darkest(entry, state.head);
+      const area = [left, top, wide * columns, high * rows];
       context.strokeStyle = this.ink.line;
-      context.strokeRect(left - 0.5, top - 0.5, cell * columns + 1, cell * rows + 1);
-      context.drawImage(image, left, top, cell * columns, cell * rows);
-      const every = Math.ceil(14 / cell), spaced = (index) => index % every === 0;
+      context.strokeRect(left - 0.5, top - 0.5, wide * columns + 1, high * rows + 1);
+      this.visible = entry.blocks ? this.hatch(context, area) : null;
+      context.drawImage(picture(make("canvas"), values, rows, columns, this.ink.accent, most), ...area);
+      const spaced = (cell, room = 14) => (_, index) => index % Math.ceil(room / cell) === 0;
       context.fillStyle = this.ink.quiet;
-      range(rows).filter(spaced).forEach((row) => this.write(context, row, null));
-      range(columns).filter(spaced).forEach((column) => this.write(context, null, column));
-      if (state.hard) this.mark(context);
-      const [high, wide] = stored(entry);
-      this.note.textContent = entry.pooled ? say("pooled", { rows: high, columns: wide }) : say("keys");
+      range(rows).filter(spaced(high)).forEach((row) => this.write(context, row, null));
+      range(columns).filter(spaced(wide, isLong(entry) ? 20 : 14)).forEach((column) => this.write(context, null, column));
+      if (state.hard && !tiled) this.mark(context);
+      this.back.hidden = !isLong(entry) || !state.zoom;
+      this.tell(most);
+    }
+
+    /** Hatch what is not seen, behind the whole map, and lay paper over the rest; which cells that is. */
+    hatch(context, area) {
+      const { entry } = this.view, { frame, rows, columns, tiled } = this.place;
+      const lines = make("canvas", { width: 6, height: 6 }), pen = lines.getContext("2d");
+      pen.strokeStyle = this.ink.quiet;
+      pen.globalAlpha = 0.35;
+      for (const shift of [-6, 0, 6]) {
+        pen.moveTo(shift, 6);
+        pen.lineTo(shift + 6, 0);
+      }
+      pen.stroke();
+      context.fillStyle = context.createPattern(lines, "repeat");
+      context.fillRect(...area);
+      const tiles = tiled ? seenTiles(entry, frame.tile) : null;
+      const visible = Float32Array.from({ length: rows * columns }, (_, at) => Number(tiles ? tiles[at]
+        : seen(entry, frame.row + Math.floor(at / columns), frame.column + (at % columns))));
+      context.drawImage(picture(make("canvas"), visible, rows, columns, this.ink.paper), ...area);
+      return visible;
+    }
+
+    /** What is shown and what is left out, in words; and what the colours mean. */
+    tell(most) {
+      const { entry } = this.view, { frame, tiled } = this.place, [, height, width] = entry.shape, [high, wide] = frame.tile;
+      const rows = span(frame.row, frame.row + frame.rows), columns = span(frame.column, frame.column + frame.columns);
+      const told = [tiled ? say("tiles", { rows: count(high), columns: count(wide) }) : say("keys")];
+      if (isLong(entry) && !tiled)
+        told.push(say("zoomed in", { rows, columns, height: count(height), width: count(width) }));
+      if (isPicture(entry)) told.push(say("picture"));
+      else if (entry.top && !tiled) told.push(say("top cells", { count: entry.top.count }));
+      this.note.textContent = told.join(" ");
+      const swatch = (weight, name, kind = "swatch") => {
+        const one = make("span", { class: kind });
+        one.style.setProperty("--weight", strength(weight));
+        return make("span", {}, one, name);
+      };
+      const name = (weight) => percent(weight, most === 1 ? 0 : Math.max(1, finely(weight / 10)));
+      this.legend.replaceChildren(
+        ...[0.01, 0.1, 0.25, 0.5].map((share) => swatch(share, name(share * most))),
+        swatch(1, `${most === 1 ? "" : "≥ "}${name(most)}`),
+        ...(entry.blocks ? [swatch(0, say("unseen"), "swatch unseen-part")] : []));
     }
 
     /** The label of a row or a column. */
     write(context, row, column) {
-      const { left, top, cell, slanted, names } = this.place;
+      const { left, top, high, wide, slanted, names } = this.place;
       context.save();
       if (row != null) {
         context.textAlign = "right";
-        context.fillText(names.rows[row], left - 7, top + (row + 0.5) * cell + 1);
+        context.fillText(names.rows[row], left - 7, top + (row + 0.5) * high + 1);
       } else {
-        context.translate(left + (column + 0.5) * cell, top - 7);
+        context.translate(left + (column + 0.5) * wide, top - 7);
         if (slanted) context.rotate(-0.9);
         context.textAlign = slanted ? "left" : "center";
         context.fillText(names.columns[column], slanted ? 2 : 0, slanted ? -2 : -4);
@@ -473,58 +551,115 @@ const Regard = (() => {
 
     /** Hard alignment: a dot on the strongest cell of each row. */
     mark(context) {
-      const { left, top, cell, rows, columns } = this.place, { entry, state } = this.view;
+      const { left, top, high, wide, rows, columns, frame } = this.place, { entry, state } = this.view;
       context.fillStyle = this.ink.mark;
       for (let row = 0; row < rows; row++) {
-        const best = range(columns).reduce((most, column) =>
-          cellOf(entry, state.head, row, column) > cellOf(entry, state.head, row, most) ? column : most, 0);
+        const found = rowOf(entry, state.head, frame.row + row), [at] = found ? strongest(found.weights, 1) : [];
+        const best = (found?.columns ? found.columns[at] : at) - frame.column;
+        if (!(best >= 0 && best < columns)) continue;
         context.beginPath();
-        context.arc(left + (best + 0.5) * cell, top + (row + 0.5) * cell, clamp(cell * 0.16, 1, 5), 0, 7);
+        context.arc(left + (best + 0.5) * wide, top + (row + 0.5) * high, clamp(Math.min(high, wide) * 0.16, 1, 5), 0, 7);
         context.fill();
       }
     }
 
-    /** The cross hair on a row, a column, or a cell. */
+    /** The cell that a row or a column of the map is in, if it is in the frame. */
+    cellAt(row, column) {
+      const { frame, rows, columns } = this.place;
+      const at = (one, first, tile, most) => {
+        const found = one == null ? -1 : Math.floor((one - first) / tile);
+        return found >= 0 && found < most ? found : null;
+      };
+      return [at(row, frame.row, frame.tile[0], rows), at(column, frame.column, frame.tile[1], columns)];
+    }
+
+    /** The cross hair on a row, a column, or a cell of the map. */
     point(row, column) {
-      const { left, top, cell, rows, columns, width, height } = this.place, context = this.above.getContext("2d");
+      const { left, top, high, wide, rows, columns, width, height } = this.place, context = this.above.getContext("2d");
+      const [line, across] = this.cellAt(row, column), small = Math.min(high, wide);
       Object.assign(this, { row, column });
       context.clearRect(0, 0, width, height);
       context.fillStyle = this.ink.text;
-      context.strokeStyle = cell < 6 ? this.ink.mark : this.ink.text;
-      context.lineWidth = cell < 6 ? 0.5 : 1;
-      if (row != null) context.strokeRect(left - 0.5, top + row * cell - 0.5, cell * columns + 1, cell + 1);
-      if (column != null) context.strokeRect(left + column * cell - 0.5, top - 0.5, cell + 1, cell * rows + 1);
-      if (cell >= 14 && row != null) this.write(context, row, null);
-      if (cell >= 14 && column != null) this.write(context, null, column);
-      const both = row != null && column != null;
+      context.strokeStyle = small < 6 ? this.ink.mark : this.ink.text;
+      context.lineWidth = small < 6 ? 0.5 : 1;
+      if (line != null) context.strokeRect(left - 0.5, top + line * high - 0.5, wide * columns + 1, high + 1);
+      if (across != null) context.strokeRect(left + across * wide - 0.5, top - 0.5, wide + 1, high * rows + 1);
+      if (high >= 14 && line != null) this.write(context, line, null);
+      if (wide >= 14 && across != null) this.write(context, null, across);
+      const both = line != null && across != null;
       this.tip.hidden = !both;
       if (!both) return;
       context.strokeStyle = this.ink.mark;
       context.lineWidth = 2;
-      context.strokeRect(left + column * cell, top + row * cell, cell, cell);
-      const { query, key, weight } = this.view.cell(row, column);
-      this.tip.textContent = `${apart(label(query))} → ${apart(label(key))}  ${percent(weight)}`;
+      context.strokeRect(left + across * wide, top + line * high, wide, high);
+      this.tip.textContent = this.describe(line, across);
       const most = Math.max(0, this.stage.clientWidth - this.tip.offsetWidth);
-      this.tip.style.left = `${Math.min(left + (column + 1) * cell + 8, most)}px`;
-      this.tip.style.top = `${top + (row + 1) * cell + 8}px`;
+      this.tip.style.left = `${Math.min(left + (across + 1) * wide + 8, most)}px`;
+      this.tip.style.top = `${top + (line + 1) * high + 8}px`;
+    }
+
+    /** Whether anything is seen in a tile. */
+    isSeen(line, across) { return !this.visible || Boolean(this.visible[line * this.place.columns + across]); }
+
+    /** Who looks at whom in a cell, or which rows at which columns in a tile, and how much. */
+    describe(line, across) {
+      const { entry } = this.view, { frame, columns, values, tiled } = this.place, [, rows, wide] = entry.shape;
+      if (!tiled) {
+        const { query, key, weight, hidden } = this.view.cell(frame.row + line, frame.column + across);
+        return `${apart(label(query))} → ${apart(label(key))}  ${hidden ? say("unseen") : percent(weight)}`;
+      }
+      const part = (at, size, most) => span(at * size, Math.min(most, (at + 1) * size));
+      if (!this.isSeen(line, across)) return say("unseen");
+      return say("tile", { rows: part(line, frame.tile[0], rows), columns: part(across, frame.tile[1], wide),
+        percent: percent(values[line * columns + across]) });
     }
 
     hover(event) {
-      const { left, top, cell, rows, columns } = this.place, box = this.base.getBoundingClientRect();
-      const row = Math.floor((event.clientY - box.top - top) / cell);
-      const column = Math.floor((event.clientX - box.left - left) / cell);
-      if (row < 0 || column < 0 || row >= rows || column >= columns) return this.view.rest();
-      if (row !== this.row || column !== this.column) this.view.pointCell(row, column);
+      const { left, top, high, wide, rows, columns } = this.place, box = this.base.getBoundingClientRect();
+      const line = Math.floor((event.clientY - box.top - top) / high);
+      const across = Math.floor((event.clientX - box.left - left) / wide);
+      if (line < 0 || across < 0 || line >= rows || across >= columns) return this.view.rest();
+      this.reach(line, across);
+    }
+
+    /** Somebody asks about a cell of the frame. */
+    reach(line, across, spoken = false) {
+      const { frame, tiled } = this.place;
+      const row = frame.row + line * frame.tile[0], column = frame.column + across * frame.tile[1];
+      if (row === this.row && column === this.column) return;
+      if (!tiled) return this.view.pointCell(row, column, spoken);
+      this.point(row, column);
+      if (spoken) announce(this.tip.textContent);
+    }
+
+    /** Keep the row that is pointed at; open the tile. */
+    take() {
+      const { tiled } = this.place;
+      if (this.row == null) return;
+      if (!tiled) return this.view.choose({ row: this.row });
+      if (this.column == null || isPicture(this.view.entry) || !this.isSeen(...this.cellAt(this.row, this.column))) return;
+      this.view.choose({ zoom: `${this.row},${this.column}`, row: this.strongestRow() });
+    }
+
+    /** The row of a tile with the largest weight in it. */
+    strongestRow() {
+      const { entry, state } = this.view, { frame: { tile } } = this.place, [, rows, columns] = entry.shape;
+      const part = { row: this.row, column: this.column, rows: Math.min(tile[0], rows - this.row),
+        columns: Math.min(tile[1], columns - this.column) };
+      const [at] = strongest(cells(entry, state.head, part), 1);
+      return part.row + Math.floor(at / part.columns);
     }
 
     move(event) {
       const { rows, columns } = this.place;
       const by = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-      if (event.key === "Enter" && this.row != null) this.view.choose({ row: this.row });
+      if (event.key === "Enter") this.take();
+      if (event.key === "Escape" && !this.back.hidden) this.view.choose({ zoom: null });
       if (!by) return;
       event.preventDefault();
-      const start = this.column == null ? [this.row ?? 0, 0] : [this.row + by[0], this.column + by[1]];
-      this.view.pointCell(clamp(start[0], 0, rows - 1), clamp(start[1], 0, columns - 1), true);
+      const [line, across] = this.cellAt(this.row, this.column);
+      const start = across == null ? [line ?? 0, 0] : [(line ?? 0) + by[0], across + by[1]];
+      this.reach(clamp(start[0], 0, rows - 1), clamp(start[1], 0, columns - 1), true);
     }
 
     /** The matrix with its labels and its name, as a PNG. */
@@ -587,8 +722,10 @@ const Regard = (() => {
     }
 
     draw(colour) {
-      for (const { entry, head, canvas } of this.buttons)
-        picture(canvas, ...shrink(weightsOf(entry, head), ...stored(entry), 48), colour);
+      for (const { entry, head, canvas } of this.buttons) {
+        const { values, rows, columns } = overview(entry, head, 48);
+        picture(canvas, values, rows, columns, colour, darkest(entry, head));
+      }
     }
 
     show() {
@@ -708,7 +845,7 @@ const Regard = (() => {
 
   /** A share of one, as a bar and a number. */
   function gauge(share) {
-    const bar = make("span", { class: "gauge" }, percent(share, 1));
+    const bar = make("span", { class: "gauge" }, percent(share, finely(share)));
     bar.style.setProperty("--share", share);
     return bar;
   }
@@ -727,7 +864,7 @@ const Regard = (() => {
 
   class View {
     constructor(container, tree, options) {
-      Object.assign(this, { container, tree, options, gone: new AbortController() });
+      Object.assign(this, { container, tree, options, gone: new AbortController(), fetched: new WeakSet(), done: new WeakSet() });
       container.regard?.gone.abort();
       container.regard = this;
       this.state = this.checked(options.state ?? {});
@@ -739,13 +876,13 @@ const Regard = (() => {
     get entry() { return this.tree.maps.find((entry) => entry.name === this.state.map); }
 
     /** A state that fits this tree, whatever a link said. */
-    checked({ map, head, row, hard, calculator }) {
+    checked({ map, head, row, zoom, hard, calculator }) {
       const { maps } = this.tree;
       const entry = maps.find((other) => other.name === map) ?? maps.filter(isAcross).at(-1) ?? maps.at(-1);
       const [heads, rows] = entry?.shape ?? [0, 1];
       const one = Number.parseInt(head, 10), line = Number.parseInt(row ?? this.first(entry), 10) || 0;
       return { map: entry?.name, head: one >= 0 && one < heads ? one : "mean", row: clamp(line, 0, rows - 1),
-        hard: Boolean(hard), calculator: Boolean(calculator) };
+        zoom: entry && isLong(entry) && /^\d+,\d+$/.test(zoom) && !isPicture(entry) ? zoom : null, hard: Boolean(hard), calculator: Boolean(calculator) };
     }
 
     /** The row that is shown first: the likeliest of the bars; the first token that was written. */
@@ -757,7 +894,9 @@ const Regard = (() => {
     }
 
     /** What the form says of a map and those with the same rows and columns. */
-    group({ rows, columns }) {
+    group(entry) {
+      const { grids = {} } = this.tree.image ?? {};
+      const [rows, columns] = [entry.rows, entry.columns].map((axis) => (axis in grids ? "key" : axis));
       return this.tree.form.groups.find((group) => group.rows === rows && group.columns === columns);
     }
 
@@ -779,7 +918,7 @@ const Regard = (() => {
       this.looks = make("section", { class: "looks" });
       const answer = make("section", { class: "answer", "aria-label": say("answer") },
         this.tree.form.answer === "none" ? null : make("h2", {}, say("answer")),
-        this.flags(), this.given(), this.lines.element, make("div", { class: "beside" }, this.looks, this.others()));
+        this.flags(), this.given(), this.lines.element, make("div", { class: "beside" }, this.over(), this.looks, this.others()));
       this.lines.mark(this.tree.answers?.[0]?.place);
       if (!this.tree.maps.length) {
         this.lines.show([]);
@@ -799,6 +938,17 @@ const Regard = (() => {
       document.addEventListener("themechange", redraw, { signal });
       redraw();
       this.complete();
+    }
+
+    /** The image that was looked at; a cell of it that looks itself can be chosen. */
+    over() {
+      if (!this.tree.image) return null;
+      const style = getComputedStyle(document.documentElement), colour = (name) => style.getPropertyValue(name).trim();
+      const colours = () => ({ mark: "#e4007c", accent: colour("--accent") || "#4338ca" });
+      const onchoose = (axis, row) => { if (this.entry?.rows === axis) this.choose({ row }); };
+      this.overlay = new RegardImage.Overlay(this.tree.image, { make, say, percent, colours }, {
+        onpoint: (axis, cell, spoken) => this.point(axis, cell, spoken), onrest: () => this.rest(), onchoose });
+      return this.overlay.element;
     }
 
     flags() {
@@ -888,13 +1038,14 @@ const Regard = (() => {
     controls() {
       const { entry, state, tree } = this;
       const heads = [["mean", say("mean")], ...range(entry.shape[0]).map((head) => [head, String(head + 1)])];
-      const rows = tree.tokens[entry.rows].map((token, row) => [row, `${row + 1}  ${label(token)}`]);
+      const tokens = tree.tokens[entry.rows];
+      const rows = tokens.length <= WIDE && tokens.map((token, row) => [row, `${row + 1}  ${label(token)}`]);
       const onchange = (event) => this.choose({ hard: event.target.checked });
       const hard = make("input", { type: "checkbox", name: "hard", checked: state.hard, onchange });
       const json = () => save(new Blob([JSON.stringify(tree)], { type: "application/json" }), "regard.json");
       return [
         this.select("map", tree.maps.map((other) => [other.name, this.titleOf(other)])), this.select("head", heads),
-        this.select("row", rows), make("label", { class: "check" }, hard, say("hard")),
+        rows ? this.select("row", rows) : this.number("row", tokens.length), make("label", { class: "check" }, hard, say("hard")),
         make("span", { class: "saves" }, this.saving("PNG", () => this.matrix.download()), this.saving("JSON", json)),
       ];
     }
@@ -903,6 +1054,13 @@ const Regard = (() => {
       const chosen = String(this.state[name]), onchange = (event) => this.choose({ [name]: event.target.value });
       const options = pairs.map(([value, text]) => make("option", { value, selected: String(value) === chosen }, text));
       return make("label", {}, say(name), make("select", { name, onchange }, ...options));
+    }
+
+    /** A row by its number, where there are too many for a list. */
+    number(name, most) {
+      const onchange = (event) => this.choose({ [name]: clamp(Math.round(event.target.value) || 1, 1, most) - 1 });
+      const value = this.state[name] + 1;
+      return make("label", {}, say(name), make("input", { type: "number", name, min: 1, max: most, value, onchange }));
     }
 
     saving(format, onclick) {
@@ -914,8 +1072,10 @@ const Regard = (() => {
     choose(changes) {
       const same = Object.entries(changes).every(([name, value]) => this.state[name] === value);
       if (same || this.gone.signal.aborted || !this.tree.maps.length) return;
-      this.state = this.checked({ ...this.state, ...changes });
+      const other = changes.map && changes.map !== this.state.map ? { zoom: null } : {};
+      this.state = this.checked({ ...this.state, ...other, ...changes });
       this.failure = null;
+      if (changes.row != null) this.lines.include(this.entry.rows, this.state.row);
       this.options.onstate?.(this.state);
       this.draw();
       this.complete();
@@ -941,11 +1101,13 @@ const Regard = (() => {
     /** Fetch what is missing of the chosen map: its full size, its vectors. */
     async complete() {
       const { entry, options, state } = this, vectors = state.calculator && !entry.vectors;
-      if (!options.fetchMap || !(entry.pooled || vectors)) return;
+      if (!options.fetchMap || !((isPicture(entry) && !this.fetched.has(entry)) || vectors)) return;
+      this.fetched.add(entry);  // whatever it has room for
       try {
         const whole = await options.fetchMap(entry.name, state.calculator);
-        decoded.delete(entry);
-        Object.assign(entry, { pooled: null }, whole);
+        forget(entry);
+        Object.assign(entry, whole);
+        this.done.add(entry);
         if (vectors && !entry.vectors) this.failure = say("absent");
       } catch (error) {
         if (error.name !== "AbortError") this.failure = error.message;
@@ -964,17 +1126,42 @@ const Regard = (() => {
 
     /** Somebody asks about one token: light up what it looks at, or who looks at it. */
     point(list, index, spoken = false) {
-      const seen = this.asked(list);
-      if (!seen) return;
-      const { entry, head, turned } = seen, [, rows, columns] = entry.shape;
-      const weights = range(turned ? rows : columns)
-        .map((at) => (turned ? cellOf(entry, head, at, index) : cellOf(entry, head, index, at)));
-      const other = turned ? entry.rows : entry.columns;
-      this.lines.paint(list, index, other, weights);
-      if (entry === this.entry && entry.pooled && this.options.fetchMap && !this.failure)
+      const asked = this.asked(list);
+      if (!asked) return;
+      const { entry, head, turned } = asked, other = turned ? entry.rows : entry.columns;
+      const found = turned ? columnOf(entry, head, index) : rowOf(entry, head, index);
+      const { columns = [], weights = [] } = found ?? {}, most = darkest(entry, head);
+      const best = strongest(weights, 5).map((at) => ({ index: columns?.[at] ?? at, weight: weights[at] }));
+      const known = columns && new Map(Array.from(columns, (column, at) => [column, weights[at]]));
+      const strengthOf = (at) => strength(Math.min(1, ((known ? known.get(at) : weights[at]) ?? 0) / most));
+      this.lines.paint(list, index, other, strengthOf, best[0]?.index);
+      if (entry === this.entry && isPicture(entry) && this.options.fetchMap && !this.failure && !this.done.has(entry))
         this.looks.replaceChildren(make("h3", {}, say("waiting")));  // until the true weights are here
-      else this.list(this.tree.tokens[list][index], this.tree.tokens[other], weights, turned, spoken);
+      else this.list(this.tree.tokens[list][index], other, best, turned, this.omitted(entry, head, found, turned), spoken);
       if (entry === this.entry) this.matrix.point(turned ? null : index, turned ? index : null);
+      if (!turned) this.cover(entry, index, columns, found && weights);
+    }
+
+    /** Lay a row of a map over the image that it looks at. */
+    cover(entry, row, columns, weights) {
+      const { grids = {} } = this.tree.image ?? {};
+      if (!(entry.columns in grids)) return;
+      const dense = columns && weights ? new Float32Array(entry.shape[2]) : weights;
+      if (dense !== weights) columns.forEach((column, at) => { dense[column] = weights[at]; });
+      const name = quoted(this.tree.tokens[entry.rows][row]), isCell = entry.rows in grids;
+      this.overlay.show(isCell ? say("cell of", { name }) : name, entry.columns, dense, isCell ? row : null);
+    }
+
+    /** What of a row or a column is not there, in words. */
+    omitted(entry, head, found, turned) {
+      const { top, blocks, shape } = entry;
+      if (!found) return say("picture");
+      if (top && turned) return say("top column", { count: top.count });
+      const total = count(shape[2]);
+      if (top && head === "mean" && shape[0] > 1)
+        return say("top mean", { count: top.count, total, percent: percent(found.left, 1) });
+      if (top) return say("top", { count: found.columns.length, total, percent: percent(found.left, 1) });
+      return blocks?.weights && !turned ? say("part", { count: count(found.columns.length), total }) : null;
     }
 
     /** The map that answers for a list of tokens: the chosen one, or else the last one that has that list. */
@@ -989,26 +1176,32 @@ const Regard = (() => {
     cell(row, column) {
       const { entry, tree, state } = this;
       return { query: tree.tokens[entry.rows][row], key: tree.tokens[entry.columns][column],
-        weight: cellOf(entry, state.head, row, column) };
+        weight: cellOf(entry, state.head, row, column), hidden: !seen(entry, row, column) };
     }
 
     pointCell(row, column, spoken = false) {
+      this.lines.include(this.entry.rows, row);
       const { query, key, weight } = this.cell(row, column), names = { query: quoted(query), key: quoted(key) };
       this.point(this.entry.rows, row);
       this.matrix.point(row, column);
       if (spoken) announce(say("cell", { row: row + 1, column: column + 1, ...names, percent: percent(weight) }));
     }
 
-    /** The five strongest, with their numbers. */
-    list(token, tokens, weights, turned, spoken) {
-      const order = range(weights.length).sort((a, b) => weights[b] - weights[a]);
-      const strongest = order.slice(0, 5).filter((index, place) => !place || weights[index] >= 0.0005);
+    /** The five strongest, with their numbers; those of a long list can be gone to. */
+    list(token, other, best, turned, omitted, spoken) {
+      const tokens = this.tree.tokens[other], long = tokens.length > WIDE;
+      const strongest = best.filter(({ weight }, place) => !place || weight >= 0.0005 || (long && weight > 0));
       const title = say(turned ? "seen" : "looks", { token: quoted(token) });
-      const item = (index) => make("li", {}, make("bdi", {}, label(tokens[index])), gauge(weights[index]));
-      const items = strongest.map(item);
+      const go = (index) => () => { this.lines.include(other, index); this.rest(); };
+      const name = (index) => (long && this.lines.parts[other]
+        ? make("button", { type: "button", class: "plain", onclick: go(index) }, label(tokens[index]),
+          make("small", {}, ` ${count(index + 1)}`))
+        : label(tokens[index]));
+      const item = ({ index, weight }) => make("li", {}, make("bdi", {}, name(index)), gauge(weight));
       this.looks.classList.toggle("sentences", this.tree.tokens.key.some(({ text }) => text.length > 24));
-      this.looks.replaceChildren(make("h3", {}, title), make("ol", {}, ...items));
-      const first = strongest.slice(0, 3).map((index) => `${label(tokens[index])} ${percent(weights[index])}`);
+      this.looks.replaceChildren(make("h3", {}, title), make("ol", {}, ...strongest.map(item)),
+        ...(omitted ? [make("p", { class: "note" }, omitted)] : []));
+      const first = strongest.slice(0, 3).map(({ index, weight }) => `${label(tokens[index])} ${percent(weight)}`);
       if (spoken) announce(`${title}: ${first.join(", ")}`);
     }
   }
