@@ -79,7 +79,8 @@ def test_collate_by_hand():
     assert batch.target.tolist() == [[BOS, 7, PAD, PAD], [BOS, 7, 8, 9]]
     assert batch.answer.tolist() == [[7, EOS, PAD, PAD], [7, 8, 9, EOS]]
     assert batch.tokens == 6
-    assert {tensor.dtype for tensor in batch} == {torch.int64}
+    assert {tensor.dtype for tensor in batch[:4]} == {torch.int64}
+    assert batch.rewards is None
 
 
 def test_a_text_without_labels_counts_as_one():

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.config.run import TrainConfig
+from regard.data.encoding import Picture, stack_pictures
 from regard.data.vocabulary import BOS, EOS, PAD
 
 
@@ -21,7 +22,7 @@ class Row(NamedTuple):
     """One training example as ids. A target that is a sequence has neither <bos> nor <eos>, a batch puts them there;
     one that is not (labels, the ends of a span) is taken as it is."""
 
-    source: list[int]
+    source: Sequence[int]  # of an image, a `Picture`
     target: list[int]
     sequence: bool = True
 
@@ -29,19 +30,25 @@ class Row(NamedTuple):
 class Batch(NamedTuple):
     """Padded ids, batch first. `target` holds what is fed (<bos> a b), `answer` what is wanted (a b <eos>)."""
 
-    source: Tensor  # (batch, source)
+    source: Tensor  # (batch, source); of images, pixels (batch, 3, size, size) or features (batch, cells, depth)
     lengths: Tensor  # (batch,) tokens of each source
     target: Tensor  # (batch, target)
     answer: Tensor  # (batch, target), PAD beyond the end
+    rewards: Tensor | None = None  # (batch,) how much better than expected each answer is, where they were sampled
 
     @property
     def tokens(self) -> int:
         """Wanted tokens; a row that wants none, a text without labels, counts as one."""
         return int((self.answer != PAD).sum(1).clamp(min=1).sum())
 
+    def select(self, rows: slice) -> "Batch":
+        """Some of its rows."""
+        return Batch(*(None if part is None else part[rows] for part in self))  # type: ignore[arg-type]
+
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on a device."""
-        return Batch(*(tensor.to(device) for tensor in self))
+        moved = [tensor.to(device) for tensor in self if tensor is not None]
+        return Batch(*moved)
 
 
 def pad(rows: Sequence[Sequence[int]]) -> Tensor:
@@ -51,8 +58,11 @@ def pad(rows: Sequence[Sequence[int]]) -> Tensor:
 
 
 def pad_sources(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Padded sources (batch, source) and their lengths (batch,)."""
-    return pad(rows), torch.tensor([len(row) for row in rows])
+    """Padded sources (batch, source) and their lengths (batch,); images as `stack_pictures` has them, whose lengths are
+    the cells of their grids."""
+    pictures = [row for row in rows if isinstance(row, Picture)]
+    found = stack_pictures(pictures) if pictures else pad(rows)
+    return found, torch.tensor([len(row) for row in rows])
 
 
 def collate(rows: Sequence[Row]) -> Batch:
@@ -92,10 +102,15 @@ def plan_epoch(rows: Sequence[Row], budget: int, seed: int, number: int) -> list
 
 def iterate_updates(rows: Sequence[Row], config: TrainConfig, start: int) -> Iterator[list[Batch]]:
     """Endless updates, each of `accumulate` batches, from update `start` on, as if the first had been drawn too."""
+    return ([collate(batch) for batch in update] for update in draw_updates(rows, config, start))
+
+
+def draw_updates(rows: Sequence[Row], config: TrainConfig, start: int) -> Iterator[list[list[Row]]]:
+    """As `iterate_updates`: the rows of every batch."""
     epochs = (plan_epoch(rows, config.batch_tokens, config.seed, number) for number in itertools.count())
     batches = itertools.islice(itertools.chain.from_iterable(epochs), start * config.accumulate, None)
     while True:
-        yield [collate([rows[i] for i in batch]) for batch in itertools.islice(batches, config.accumulate)]
+        yield [[rows[i] for i in batch] for batch in itertools.islice(batches, config.accumulate)]
 
 
 def plan_windows(tokens: int, width: int, budget: int) -> tuple[int, int]:

@@ -36,7 +36,33 @@ class Words(NamedTuple):
         return str(self).strip()
 
 
-Source = str | Question | Words
+class Box(NamedTuple):
+    """Where in an image something is that words name, the last of them most: in shares of its width and height."""
+
+    words: str
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+class Image(NamedTuple):
+    """What a model of images reads: the name of an image, and where its file is."""
+
+    name: str
+    place: str = ""  # the folder or zip archive that it is in; "": its name is the path of a file
+    data: bytes = b""  # the bytes of its file, where they are at hand
+    boxes: tuple[Box, ...] = ()  # what is known to be where
+
+    def __str__(self) -> str:
+        return self.name
+
+    def strip(self) -> str:
+        """As of a text: false where neither a name nor bytes came."""
+        return self.name.strip() or ("image" if self.data else "")
+
+
+Source = str | Question | Words | Image
 """What a model is asked with."""
 
 

@@ -3,30 +3,32 @@
 What cannot be an example comes as `Dropped`, with its reason and its place.
 """
 
-import csv
 import io
 import itertools
-import json
 import lzma
 import re
 import tarfile
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.config import data
+from regard.data.captions import read_captions
 from regard.data.columns import read_columns, read_conllu
 from regard.data.cutting import cut_shares, cut_sources
 from regard.data.examples import Dropped, Example, Question, Splits
 from regard.data.files import (
     MARK,
-    check_encoding,
     decode_line,
     drop_trailing_blanks,
+    find_column,
+    get_list,
+    get_text,
     is_blank,
+    parse_object,
     read_bytes,
+    read_csv_rows,
     read_lines,
     split_lines,
 )
@@ -104,36 +106,9 @@ def describe_short_row(kind: str, where: str, row: list[str], wanted: int) -> st
     return f"{came} {next(text for mark, text in advice.items() if any(mark in cell for cell in row))}"
 
 
-def find_column(wanted: str | int, header: list[str] | None, path: str) -> int:
-    """The number of a column that is given by number or by its name in the header."""
-    if isinstance(wanted, int):
-        return wanted
-    if header is None or wanted not in header:
-        raise DataError(f"{path}:1 has no column {wanted!r}. Its header is {', '.join(header or ['undecodable'])}.")
-    return header.index(wanted)
-
-
 def read_tsv_rows(path: str, obtain: str) -> Iterator[tuple[int, list[str] | None]]:
     for number, line in enumerate(drop_trailing_blanks(read_lines(path, obtain)), 1):
         yield number, None if line is None else line.split("\t")
-
-
-def read_csv_rows(path: str, obtain: str) -> Iterator[tuple[int, list[str] | None]]:
-    """Rows of a CSV file: a quoted field may hold line ends, so lines cannot be decoded one by one; a byte that is
-    not UTF-8 becomes a lone surrogate, and its row counts as undecodable."""
-    raw = read_bytes(path, obtain)
-    check_encoding(path, split_lines(raw))
-    text = raw.decode("utf-8-sig", "surrogateescape").rstrip() + "\n"
-    csv.field_size_limit(2**31 - 1)  # the library's own limit is 131,072 characters: a document may be longer
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    number = 1
-    try:
-        for row in reader:
-            bad = any("\udc80" <= letter <= "\udcff" for cell in row for letter in cell)
-            yield number, None if bad else row
-            number = reader.line_num + 1
-    except csv.Error as error:
-        raise DataError(f"{path}:{number} is not CSV: {error}.") from error
 
 
 def read_objects(settings: data.JsonData, path: str) -> Read:
@@ -153,42 +128,6 @@ def read_records(path: str, obtain: str, source: str | None, target: str) -> Rea
             record = parse_object(line, where)
             left = "" if source is None else get_text(record, source, where)
             yield Example(left, get_text(record, target, where), where)
-
-
-def parse_object(line: str, where: str) -> dict[str, Any]:
-    """One JSON object; a key that comes twice is refused, for one of its values would be lost."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-            raise DataError(f"{where} has the field {twice!r} twice in one object. Remove one of them.")
-        return found
-
-    try:
-        record = json.loads(line, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where} is not JSON: {error}.") from error
-    if not isinstance(record, dict):
-        raise DataError(f"{where} is JSON but no object: expected {{...}} with one field a side.")
-    return record
-
-
-def get_text(record: Any, name: str, where: str) -> str:
-    """The text in a field of a JSON object."""
-    if not isinstance(record, dict):
-        raise DataError(f"{where} is JSON but no object: expected {{...}} with the field {name!r}.")
-    value = record.get(name)
-    if value is None:
-        raise DataError(f"{where} has no text in field {name!r}. Its fields are {', '.join(record) or 'none'}.")
-    if not isinstance(value, str):
-        came = json.dumps(value, ensure_ascii=False)
-        hint = " Several labels are one text, with text.target.separator between them." * isinstance(value, list)
-        raise DataError(
-            f"{where} has {came if len(came) <= 40 else f'{came[:39]}…'} in field {name!r}, expected a text in "
-            f"quotes.{hint}"
-        )
-    return value
 
 
 def read_labelled(settings: data.LabelledData, path: str) -> Read:
@@ -285,15 +224,6 @@ def read_squad(settings: data.SquadData, path: str) -> Read:
                     yield Example(Question(question, context), answer["text"], place, start)
 
 
-def get_list(tree: Any, name: str, where: str) -> list[Any]:
-    """A list in a field of a JSON object."""
-    value = tree.get(name) if isinstance(tree, dict) else None
-    if not isinstance(value, list):
-        fields = ", ".join(tree) if isinstance(tree, dict) else "none: it is no object"
-        raise DataError(f"{where} has no list in field {name!r}. Its fields are {fields}.")
-    return value
-
-
 def read_each(read: Callable[[Any, str], Read]) -> Callable[[Any, Any], Read]:
     """A reader of several files, of one that reads a single file."""
     return lambda settings, paths: itertools.chain.from_iterable(read(settings, path) for path in paths)
@@ -317,5 +247,6 @@ FORMATS: dict[str, Format] = {
     "columns": Format(read_each(read_columns)),
     "conllu": Format(read_each(read_conllu)),
     "text": Format(read_each(read_documents), cut_shares),
+    "captions": Format(read_captions),
 }
 """By `data.kind`."""
