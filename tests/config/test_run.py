@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from regard.config import toml
-from regard.config.model import ModelConfig
+from regard.config.model import LanguageModelConfig, ModelConfig
 from regard.config.run import MODELS, Config, register_models
 from regard.config.settings import Count
 from regard.errors import ConfigError
@@ -66,7 +66,7 @@ def test_a_kind_that_was_registered_is_accepted(read, toy):
         ("train.steps=6", "model.width is more than train.steps."),
         (
             "model.kind=tyo",
-            "'language model', 'encoder', 'classifier', 'reader', 'tagger', 'lineup', 'toy', 'toy too'.",
+            "'reader', 'tagger', 'lineup', 'captioner', 'image classifier', 'toy', 'toy too'.",
         ),
     ],
 )
@@ -86,6 +86,24 @@ def test_the_kinds_of_recipes_stay(name, toy):
 def test_a_kind_that_was_not_registered_is_refused(read):
     assert "toy" not in MODELS
     with pytest.raises(
-        ConfigError, match=r"model\.kind is 'toy', expected one of .*'classifier', 'reader', 'tagger', 'lineup'\.$"
+        ConfigError,
+        match=r"model\.kind is 'toy', expected one of .*'lineup', 'captioner', 'image classifier'\.$",
     ):
         read(TEXT)
+
+
+def test_what_a_pattern_cannot_do_is_said():
+    """Blocks that are filled up, and random blocks that are not there."""
+
+    def doubts(longest, **own):
+        return LanguageModelConfig(kind="language model", size=8, heads=2, **own).find_doubts(longest)
+
+    assert doubts(1000) == doubts(1000, attention="bigbird", block=50, random_blocks=16) == []
+    padded = "the longest text has 1,000 tokens, no multiple of model.{}: it is padded to 1,024, and nobody sees the "
+    padded += "padding."
+    assert doubts(1000, attention="bigbird", block=64) == [padded.format("block 64")]
+    assert doubts(1000, attention="window", window_size=128) == [padded.format("window_size 128")]
+    few = "but a block of the longest text has 16 others beside those near it and the global ones: it sees the whole "
+    few += "text."
+    assert doubts(1000, attention="bigbird", block=50, random_blocks=17) == [f"model.random_blocks is 17, {few}"]
+    assert "has 0 others" in doubts(100, attention="bigbird", block=50)[0]

@@ -10,14 +10,17 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from settings_page import BARE, PARTS, page
 
-from regard.config import data, model, run, text, toml
+from regard.config import data, model, run, text, toml, vision
 from regard.config.settings import Settings
 from regard.errors import ConfigError
 from regard.training.prepare import check_metrics
 
 REVERSE = '[data]\nkind = "reverse"\n[model]\nkind = "transformer"\n'
 TABLE = '[data]\nkind = "tsv"\ntrain = ["a.tsv"]\n[model]\nkind = "rnn"\n'
-MODELS = "'rnn', 'transformer', 'language model', 'encoder', 'classifier', 'reader', 'tagger', 'lineup'"
+MODELS = (
+    "'rnn', 'transformer', 'language model', 'encoder', 'classifier', 'reader', 'tagger', 'lineup', 'captioner', "
+    "'image classifier'"
+)
 PARALLEL = '[data]\nkind = "parallel"\ntrain = {source = ["a"], target = ["b"]}\n[model]\nkind = "rnn"\n'
 
 
@@ -152,8 +155,8 @@ def test_wrong_setting_is_named(read, text, change, message):
 
 
 def test_wrong_kind_lists_the_choices(read):
-    files = "'parallel', 'tsv', 'csv', 'jsonl', 'labelled', 'babi', 'squad', 'columns', 'conllu', 'text'"
-    choices = f"{files}, 'reverse', 'numbers', 'dates', 'transduce', 'lineup', 'listops'"
+    files = "'parallel', 'tsv', 'csv', 'jsonl', 'labelled', 'babi', 'squad', 'columns', 'conllu', 'text', 'captions'"
+    choices = f"{files}, 'reverse', 'numbers', 'dates', 'transduce', 'lineup', 'listops', 'shapes', 'digits'"
     assert (
         refusal(read, REVERSE, "data.kind=xml")
         == f"given.toml with --set: data.kind is 'xml', expected one of {choices}."
@@ -457,7 +460,7 @@ def test_the_page_of_settings_is_what_they_say():
     assert path.read_text(encoding="utf-8") == page(), "python tests/settings_page.py > docs/settings.md"
     assert "| |\n" not in page()  # every setting has words
     groups = {group for _, _, some in PARTS for group in some}
-    every = [data, text, model, run]
+    every = [data, text, model, vision, run]
     known = {one for module in every for one in vars(module).values() if isinstance(one, type)}
     assert {one for one in known if issubclass(one, Settings)} - {*BARE, run.Config} == groups
 

@@ -15,8 +15,7 @@ from regard.data.batching import pad_sources
 from regard.data.vocabulary import BOS, EOS, UNK, Vocabularies
 from regard.errors import ConfigError
 from regard.tasks import TASKS, make_task
-from regard.tasks.embedding import EmbeddingTask
-from regard.tasks.encoder import TextEncoder, mean_states
+from regard.tasks.encoder import EmbeddingTask, TextEncoder, mean_states
 
 pytestmark = pytest.mark.usefixtures("exact")
 

@@ -10,7 +10,9 @@ from oracles import entries
 from regard.config.run import MODELS, Config, DecodeConfig
 from regard.config.text import TextConfig, Tokenization
 from regard.data.batching import Row, collate, pad_sources
-from regard.data.examples import Dropped, Example, Ledger, Question
+from regard.data.examples import Dropped, Example, Image, Ledger, Question
+from regard.data.images import make_png
+from regard.data.shapes import draw_scene
 from regard.data.vocabulary import BOS, EOS, UNK, Vocabularies
 from regard.errors import ConfigError, InputError
 from regard.explain.recorder import watch
@@ -47,7 +49,7 @@ def test_a_form_is_json(kind):
     tree = form._asdict()
     assert json.loads(json.dumps(tree)) == tree
     assert set(tree) == set(form._fields)
-    assert all(set(one) == {"name", "label", "rows"} for one in tree["fields"])
+    assert all({"name", "label"} <= set(one) <= {"name", "label", "rows", "kind"} for one in tree["fields"])
     assert all(set(one) == {"axis", "title"} for one in tree["lines"])
     assert all(set(one) == {"rows", "columns", "title", "layered"} for one in tree["groups"])
 
@@ -88,7 +90,7 @@ def test_maps_are_as_large_as_the_axes_that_attentions_name(kind):
     tokens = task.axes(source, answer)
     assert set(tokens) == {"key", "query", "input"}
     assert {line["axis"] for line in task.form.lines} <= {axis for axis, pieces in tokens.items() if pieces}
-    assert bool(sizes) == (kind not in ("rnn without attention", "tagger over features"))
+    assert bool(sizes) == (kind not in ("rnn without attention", "tagger over features", "captioner without attention"))
     for name, (axes, queries, keys) in sizes.items():
         assert (queries, keys) == (len(tokens[axes.rows]), len(tokens[axes.columns])), name
 
@@ -99,8 +101,10 @@ def test_fields_of_a_form_make_a_source(kind):
     source = a_source(task)
     assert isinstance(source, Question) == (task.config.model.kind == "reader")
     task.check_source(source, "text 1")
-    assert task.parse(str(source)) == source
-    with pytest.raises(InputError, match=f"nonsense came, but this model's task is to {task.verb}: send "):
+    image = isinstance(source, Image)
+    assert image or task.parse(str(source)) == source
+    does = "model reads images" if image else f"model's task is to {task.verb}"
+    with pytest.raises(InputError, match=f"nonsense came, but this {does}: send "):
         task.make_source({"nonsense": "a"})
 
 
@@ -138,6 +142,11 @@ REFUSED = {
     "tagger over features": "its task is to tag",
     "tagger over sub-words": "its task is to tag",
     "lineup": "its task is to line up",
+    "captioner": "its task is to caption",
+    "captioner without attention": "its task is to caption",
+    "captioner with a transformer": "its task is to caption",
+    "captioner with self-attention": "its task is to caption",
+    "image classifier": "its task is to classify images",
 }
 
 
@@ -254,7 +263,10 @@ def test_the_score_of_an_output_is_what_each_step_gives_its_token(kind):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith(("reader", "tagger", "lineup"))])
 def test_the_states_of_a_text_do_not_depend_on_the_ones_beside_it(kind):
     task, model = made(kind)
-    sources = [one.ids for one in task.encode(["abc", "d", "abcdefg"])]
+    asked = ["abc", "d", "abcdefg"]
+    if isinstance(a_source(task), Image):
+        asked = [Image("", data=make_png(draw_scene(seed, 24).pixels)) for seed in range(3)]
+    sources = [one.ids for one in task.encode(asked)]
     with torch.inference_mode():
         states, lengths = task.states(model, *pad_sources(sources))
         assert lengths.tolist() == [len(ids) for ids in sources]

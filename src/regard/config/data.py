@@ -60,7 +60,15 @@ class ListedData(FileData):
     """Files for the final score."""
 
 
-class TableData(ListedData):
+class TextData(ListedData):
+    """What formats of one text and its target share."""
+
+    join_bytes: Annotated[int, Field(ge=0)] = 0
+    """Long texts of short ones: sources of examples that have the same target are joined, in the order of the file and
+    with a line break between them, to at most this many bytes (UTF-8). Splits are cut before that. 0: as they are."""
+
+
+class TableData(TextData):
     """Both sides in one file: tab- or comma-separated."""
 
     kind: Literal["tsv", "csv"]
@@ -70,7 +78,7 @@ class TableData(ListedData):
     """As `source`."""
 
 
-class JsonData(ListedData):
+class JsonData(TextData):
     """A JSON object on every line."""
 
     kind: Literal["jsonl"]
@@ -80,7 +88,7 @@ class JsonData(ListedData):
     """The field that holds the target."""
 
 
-class LabelledData(ListedData):
+class LabelledData(TextData):
     """A label, a space or a tab, and the text it belongs to, on every line."""
 
     kind: Literal["labelled"]
@@ -142,6 +150,22 @@ class DocumentData(ListedData):
         if self.cut_valid or self.cut_test:
             raise ValueError("a text has no sources to cut: use valid_share and test_share, as valid_share = 0.1")
         return self
+
+
+class CaptionData(ListedData):
+    """Images and what is said of each: captions as in Flickr8k (name#number, a tab, the caption), as JSON (COCO's form,
+    or Karpathy's), or as CSV. An image may have several captions; all are references for it."""
+
+    kind: Literal["captions"]
+    images: Paths
+    """Folders or zip archives of the images."""
+    captions: Paths = ()
+    """Caption files of all splits. Then `train`, `valid` and `test` are lists: the name of an image on every line.
+    Without them, they are caption files themselves; dataset.json#val is the split val of one in Karpathy's form."""
+    image: str | Annotated[int, Field(ge=0)] = "image"
+    """Of CSV: the column of the image's name, by its own name in the header or by its number from 0."""
+    caption: str | Annotated[int, Field(ge=0)] = "caption"
+    """Of CSV: the column of the caption."""
 
 
 class GeneratedData(Settings):
@@ -244,8 +268,8 @@ class ListopsData(GeneratedData):
     """Tokens at least; brackets count."""
     longest: Count = 2000
     """Tokens at most."""
-    deepest: Count = 10
-    """Lists within each other at most."""
+    deepest: Annotated[int, Field(ge=2)] = 10
+    """Levels of the tree at most, as its authors count them: the digits of the innermost list are the last."""
     operands: Annotated[int, Field(ge=2)] = 10
     """Digits and lists in one list at most; there are two at least."""
     nested: Annotated[float, Field(gt=0, lt=1)] = 0.25
@@ -279,8 +303,29 @@ class LineupData(GeneratedData):
         return self
 
 
+class ShapesData(GeneratedData):
+    """Scenes of one to three coloured shapes, with captions such as "a red circle above a blue square"; where every
+    shape is, is known, so that attention can be scored by pointing."""
+
+    kind: Literal["shapes"]
+    pixels: Annotated[int, Field(ge=24, le=1024)] = 64
+    """Pixels of a scene on a side."""
+
+
+class DigitsData(GeneratedData):
+    """Scikit-learn's handwritten digits: 1,797 real images of 8 x 8 pixels."""
+
+    kind: Literal["digits"]
+    examples: Annotated[int, Field(ge=1, le=1197)] = 1197
+    valid: Annotated[int, Field(ge=1, le=300)] = 300
+    test: Annotated[int, Field(ge=1, le=300)] = 300
+
+
 Files = (
     ParallelData | TableData | JsonData | LabelledData | StoryData | SquadData | ColumnsData | ConlluData | DocumentData
-)
-Generated = ReverseData | NumbersData | DatesData | TransduceData | LineupData | ListopsData
+    | CaptionData
+)  # fmt: skip
+Generated = (
+    ReverseData | NumbersData | DatesData | TransduceData | LineupData | ListopsData | ShapesData | DigitsData
+)  # fmt: skip
 Data = Annotated[Files | Generated, Field(discriminator="kind")]

@@ -23,6 +23,10 @@ class ModelConfig(Settings):
         if config.text.target is not None and config.text.target.kind == "label":
             raise ValueError(f"a model of kind {self.kind} has no labels: change text.target")
 
+    def find_doubts(self, longest: int) -> list[str]:
+        """What to mention before training on texts of at most so many tokens."""
+        return []
+
 
 def check_labels(model: ModelConfig, config: "Config", *, separated: bool = False) -> None:
     """Raise a ValueError unless the targets of a model are labels; with `separated`, several in one text."""
@@ -179,6 +183,21 @@ class BlockConfig(ModelConfig):
     def check(self, config: "Config") -> None:
         super().check(config)
         self.check_slots(config)
+
+    def find_doubts(self, longest: int) -> list[str]:
+        """Where a text is no whole number of blocks, or has fewer than the pattern asks for."""
+        if self.attention not in ("window", "bigbird"):
+            return []
+        name, block = ("block", self.block) if self.attention == "bigbird" else ("window_size", self.window_size)
+        blocks, found = -(-longest // block), []
+        if longest % block:
+            filled = f"the longest text has {longest:,} tokens, no multiple of model.{name} {block:,}"
+            found.append(f"{filled}: it is padded to {blocks * block:,}, and nobody sees the padding.")
+        others = max(0, blocks - 1 - 2 * self.near_blocks - self.global_blocks)
+        if self.attention == "bigbird" and self.random_blocks > others:
+            there = f"a block of the longest text has {others:,} others beside those near it and the global ones"
+            found.append(f"model.random_blocks is {self.random_blocks:,}, but {there}: it sees the whole text.")
+        return found
 
     def check_slots(self, config: "Config") -> None:
         """Raise a ValueError where there would be more slots than tokens."""

@@ -210,7 +210,8 @@ def suggest(wrong: str, known: Iterable[str], group: str = "") -> str:
 
 
 PATHS = {
-    "data": ("train", "valid", "test"), "text": ("raw",), "model": ("source_vectors", "target_vectors", "pretrained"),
+    "data": ("train", "valid", "test", "images", "captions"), "text": ("raw",),
+    "model": ("source_vectors", "target_vectors", "pretrained", "image_weights"),
 }  # fmt: skip
 """The settings that hold names of files."""
 

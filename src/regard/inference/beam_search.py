@@ -42,8 +42,8 @@ class Sentences(NamedTuple):
 def begin_search(sources: Sources, config: DecodeConfig) -> Sentences:
     """Sentences with one empty hypothesis each."""
     count, device = len(sources.source), sources.source.device
-    nothing, scores = sources.source.new_empty(count, 1, 0), torch.zeros(count, 1, device=device)
-    growing = Beams(nothing, nothing.to(scores.dtype), scores)
+    nothing, scores = torch.empty(count, 1, 0, device=device), torch.zeros(count, 1, device=device)
+    growing = Beams(nothing.long(), nothing, scores)
     largest = length_penalty(sources.constraints.longest.double() + 1, config.length_penalty)
     ended = Beams(*(part[:, :0] for part in growing))
     return Sentences(torch.arange(count, device=device), largest, sources.constraints, growing, ended)
@@ -90,7 +90,7 @@ def beam_search(model: Steppable, sources: Sources, config: DecodeConfig, best: 
 
 def first_tokens(state: State, sources: Sources) -> Tensor:
     """The tokens (sentences,) that the first step reads."""
-    return torch.full_like(sources.source[:, 0], BOS) if state.first is None else state.first
+    return torch.full_like(sources.lengths, BOS) if state.first is None else state.first
 
 
 def expand(beams: Beams, logprobs: Tensor, width: int) -> tuple[Tensor, Beams]:

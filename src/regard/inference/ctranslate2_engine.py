@@ -121,7 +121,7 @@ class CTranslate2Engine:
             if self.decoder_only:
                 rows.append(Row([*source.ids, *begin], [], begin, tokens - len(begin)))
             else:
-                rows.append(Row(source.ids, begin, [], tokens))
+                rows.append(Row(list(source.ids), begin, [], tokens))
         return rows
 
     def search(self, rows: Sequence[Row], request: Request, found: dict[int, list[Candidate]]) -> Steps:

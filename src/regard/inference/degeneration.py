@@ -80,15 +80,16 @@ def flag_answers(
     """The answers to a source with their flags. With `retry`, a text whose first answer is flagged is decoded again
     without repeated trigrams; the second try is kept if it has fewer flags and is not much unlikelier."""
     ids = unframed(source.ids)
-    first = [one._replace(flags=find_flags(predictor.task, ids, one, settings)) for one in answers]
-    if not retry or not first[0].flags or 0 < settings.no_repeat_ngram <= 3:
+    found = [find_flags(predictor.task, ids, one, settings) for one in answers]
+    first = [one._replace(flags=[*one.flags, *own]) for one, own in zip(answers, found, strict=True)]
+    if not retry or not found[0] or 0 < settings.no_repeat_ngram <= 3:
         return first
     strict = settings.model_copy(update={"no_repeat_ngram": 3})
     (again,) = predictor.predict([source.source], best=len(answers), settings=strict)
     second = flag_answers(predictor, source, again, strict)
     before, after = first[0], second[0]
     if len(after.flags) < len(before.flags) and surprise(after, settings) < surprise(before, settings) + WORSE:
-        note = f"was decoded again without repeats, because the first answer {' and '.join(before.flags)}"
+        note = f"was decoded again without repeats, because the first answer {' and '.join(found[0])}"
         return [after._replace(flags=[*after.flags, note]), *second[1:]]
     return first
 

@@ -13,6 +13,7 @@ from regard.nn.attention import (
     KEY,
     SOURCE,
     Attention,
+    Kind,
     SeparateProjections,
     choose_normalizer,
     single_head_attention,
@@ -90,14 +91,16 @@ class Hidden(NamedTuple):
 
 class RecurrentDecoder(nn.Module):
     """s_t = g(y_{t-1}, s_{t-1}, c_t), where c_t is the encoder's last state, or with attention what s_{t-1} attended
-    to; then c_t joins s_t to give y_t."""
+    to; then c_t joins s_t to give y_t. With a gate, s_{t-1} also says how much of c_t counts (beta, Xu 2015)."""
 
-    def __init__(self, config: RNNConfig) -> None:
+    def __init__(self, config: RNNConfig, kind: Kind = "cross", *, gate: bool = False) -> None:
+        """`kind` is that of the attention: what it looks at."""
         super().__init__()
         self.kind = config.cell
         size = config.size
         score, normalize = config.attention, config.normalize
-        self.attention = None if score == "none" else single_head_attention(size, score, normalize)
+        self.attention = None if score == "none" else single_head_attention(size, score, normalize, kind)
+        self.gate = nn.Linear(size, 1) if gate else None
         widths = [config.embedding + size] + [size] * (config.layers - 1)
         self.cells = nn.ModuleList(CELLS[config.cell](width, size) for width in widths)
         self.bridge = nn.Linear(size, size)
@@ -115,7 +118,8 @@ class RecurrentDecoder(nn.Module):
         """The context (rows, size) for a state (rows, size)."""
         if self.attention is None:
             return source.summary.repeat_interleave(len(hidden) // len(source.summary), dim=0)
-        return self.attention.attend_source(hidden, source.kv, source.mask)
+        context = self.attention.attend_source(hidden, source.kv, source.mask)
+        return context if self.gate is None else torch.sigmoid(self.gate(hidden)) * context
 
     def step(self, x: Tensor, source: RecurrentSource, past: Hidden) -> tuple[Tensor, Hidden]:
         """One embedding a row (rows, embedding) -> what the output is made of (rows, 2 size + embedding), new state."""

@@ -6,13 +6,15 @@ Knows nothing of training loops, searches, servers or pages: they call the task 
 from regard.config.run import Config, register_models
 from regard.data.vocabulary import Vocabularies
 from regard.tasks.classification import ClassificationTask
-from regard.tasks.embedding import EmbeddingTask
+from regard.tasks.encoder import EmbeddingTask
 from regard.tasks.language_model import LanguageModelTask
 from regard.tasks.lineup import LineupTask
 from regard.tasks.question_answering.task import QuestionAnsweringTask
 from regard.tasks.seq2seq import Seq2SeqTask
 from regard.tasks.tagging.task import TaggingTask
 from regard.tasks.task import Task
+from regard.tasks.vision.captioning import CaptioningTask
+from regard.tasks.vision.classification import ImageClassificationTask
 
 TASKS: dict[str, type[Task]] = {
     "rnn": Seq2SeqTask,
@@ -23,6 +25,8 @@ TASKS: dict[str, type[Task]] = {
     "reader": QuestionAnsweringTask,
     "tagger": TaggingTask,
     "lineup": LineupTask,
+    "captioner": CaptioningTask,
+    "image classifier": ImageClassificationTask,
 }
 """By `model.kind`."""
 

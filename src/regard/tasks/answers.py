@@ -1,4 +1,4 @@
-"""What a task gives: answers with what only its own have, and how they are measured."""
+"""What a task gives: answers with what only its own have, how they are measured, and what its models are to others."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -36,3 +36,17 @@ class Metric(NamedTuple):
     name: str
     compute: Callable[[Sequence[Answer], Sequence[Sequence[str]]], float]
     smaller_is_better: bool = False
+
+
+class Bounds(NamedTuple):
+    """Between what lengths a written answer is not suspicious, in tokens."""
+
+    least: float
+    most: int
+
+
+class Architecture(NamedTuple):
+    """A Transformer as other libraries know it: an encoder, a decoder, or both."""
+
+    encoder: bool
+    decoder: bool

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from regard.config.model import ClassifierConfig, ModelConfig
 from regard.config.run import Config
 from regard.data.batching import Batch
+from regard.data.encoding import reject_surrogates
 from regard.data.examples import Dropped, Example
 from regard.data.vocabulary import PAD, Vocabularies
 from regard.errors import ConfigError
@@ -18,9 +19,9 @@ from regard.nn.attention import CROSS, multi_head_attention
 from regard.nn.layers import Dropout, OutputLayer, widen
 from regard.nn.loss import Loss, Surprise, classify_loss
 from regard.tasks.axes import Piece
-from regard.tasks.encoder import LABELS, LabelTask, TextEncoder, learn_label_vocabularies, mean_states
+from regard.tasks.encoder import LABELS, EncoderTask, LabelTask, TextEncoder, learn_label_vocabularies, mean_states
 from regard.tasks.page import FORMS
-from regard.tasks.task import Answer, Architecture, Metric, Say, reject_surrogates
+from regard.tasks.task import Answer, Architecture, Metric, Say
 
 
 class Classifier(TextEncoder):
@@ -112,7 +113,7 @@ def label_surprise(logits: Tensor, answer: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, hot, reduction="none")
 
 
-class ClassificationTask(LabelTask):
+class ClassificationTask(LabelTask, EncoderTask):
     """The label of a text, or its labels."""
 
     kinds: ClassVar[tuple[type[ModelConfig], ...]] = (ClassifierConfig,)

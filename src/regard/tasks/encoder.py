@@ -1,15 +1,18 @@
-"""The text encoder that classifiers, readers and embeddings share, its pretrained runs, and answers that are labels."""
+"""The text encoder that classifiers, readers and embeddings share, its pretrained runs, and answers that are labels.
+
+Alone, an encoder has nothing to answer: it gives texts and tokens their vectors.
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attention.masks import padding
-from regard.config.model import BlockConfig, EncoderConfig
+from regard.config.model import BlockConfig, EncoderConfig, ModelConfig
 from regard.config.run import Config
 from regard.data.batching import Batch, Row, pad_sources
 from regard.data.encoding import Encoded
@@ -19,7 +22,8 @@ from regard.errors import ConfigError, DataError
 from regard.nn.layers import Dropout, make_embedding
 from regard.nn.loss import Trainable
 from regard.nn.transformer import Encoder
-from regard.tasks.task import Answer, Answered, Embedded, Generate, Task, Token
+from regard.tasks.page import FORMS
+from regard.tasks.task import Answer, Answered, Architecture, Embedded, Generate, Metric, Task, Token
 
 LABELS = len(SPECIAL)
 """The first class's id in the vocabulary of labels."""
@@ -123,8 +127,8 @@ def learn_label_vocabularies(config: Config, sources: Sequence[str], targets: Se
     return Vocabularies(Vocabulary.learn(sources, config.text.source), target)
 
 
-class LabelTask(EncoderTask):
-    """An encoder that chooses among classes."""
+class LabelTask(Task):
+    """A task that chooses among classes."""
 
     def check_examples(self, examples: Sequence[Example]) -> None:
         """Refuse a label that training never saw: it would be wrong whatever the model says."""
@@ -135,7 +139,7 @@ class LabelTask(EncoderTask):
                     f"{example.where} has the label {example.target!r}, which training never saw. Known: {known}."
                 )
 
-    def make_row(self, source: list[int], wanted: list[int]) -> Row:
+    def make_row(self, source: Sequence[int], wanted: list[int]) -> Row:
         return Row(source, wanted or [PAD], sequence=False)
 
     def canonical(self, texts: Sequence[str]) -> list[str]:
@@ -166,3 +170,26 @@ class LabelTask(EncoderTask):
         order = probabilities.argsort(descending=True, stable=True).tolist()
         chances, sure = probabilities.tolist(), probabilities.clamp(min=1e-30).log().tolist()
         return [(Token(self.target.token(i + LABELS), sure[i], i + LABELS), chances[i]) for i in order]
+
+
+class EmbeddingTask(EncoderTask):
+    """Vectors of texts."""
+
+    kinds: ClassVar[tuple[type[ModelConfig], ...]] = (EncoderConfig,)
+    settings: EncoderConfig
+    verb = "embed"
+    metrics: ClassVar[tuple[str | Metric, ...]] = ()
+    gives_answers = False
+    form = FORMS["embedding"]
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        raise ConfigError(
+            "an encoder alone has nothing to learn: train a classifier or a reader, or import an encoder."
+        )
+
+    def build(self) -> TextEncoder:
+        return TextEncoder(self.settings, self.source.size, self.config.text.max_length + 2)
+
+    def architecture(self) -> Architecture:
+        return Architecture(encoder=True, decoder=False)

@@ -12,7 +12,7 @@ from regard.data.encoding import Encoded
 from regard.data.vocabulary import EOS, PAD
 from regard.nn.layers import OutputLayer, widen
 from regard.nn.loss import Loss, Surprise, Trainable, cross_entropy, token_surprise
-from regard.nn.state import Hypothesis
+from regard.nn.state import Hypothesis, State
 from regard.tasks.task import Answer, Answered, Generate, Metric, Task, Token
 
 WRITTEN: tuple[str | Metric, ...] = (
@@ -43,12 +43,40 @@ class Writer(Trainable):
         return token_surprise(widen(self.logits(batch)), batch.answer)
 
 
+class EncoderDecoder(Writer):
+    """A writer that reads its source first, as a whole."""
+
+    def encode(self, source: Tensor, lengths: Tensor) -> State:
+        """Read the sources; nothing is written yet."""
+        raise NotImplementedError
+
+    def decode(self, target: Tensor, state: State) -> tuple[Tensor, State]:
+        """Tokens (rows, target) after the state -> hidden states (rows, target, width), and the state after them."""
+        raise NotImplementedError
+
+    def encoder_states(self, source: Tensor, lengths: Tensor) -> Tensor:
+        """The encoder's states (batch, source, size)."""
+        raise NotImplementedError
+
+    def hidden(self, batch: Batch) -> Tensor:
+        return self.decode(batch.target, self.encode(batch.source, batch.lengths))[0]
+
+    def start(self, source: Tensor, lengths: Tensor) -> State:
+        """Read sources (sentences, source) of some lengths (sentences,)."""
+        return self.encode(source, lengths)
+
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """tokens (rows,) -> log-probabilities of the next ones (rows, vocab), and the state after them."""
+        hidden, state = self.decode(tokens[:, None], state)
+        return widen(self.output(hidden[:, 0])).log_softmax(-1), state
+
+
 class GenerationTask(Task):
     """A task whose answers are written: its model has `start` and `step`."""
 
     metrics: ClassVar[tuple[str | Metric, ...]] = WRITTEN
 
-    def make_row(self, source: list[int], wanted: list[int]) -> Row:
+    def make_row(self, source: Sequence[int], wanted: list[int]) -> Row:
         return Row(source, wanted)
 
     def answer(self, model: Any, sources: Sequence[Encoded], best: int, generate: Generate) -> Iterator[Answered]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.config.model import LanguageModelConfig, ModelConfig
 from regard.config.run import Config, DecodeConfig
 from regard.data.batching import Batch, Row, pad, plan_windows, read_windows
-from regard.data.encoding import Encoded
+from regard.data.encoding import Encoded, reject_surrogates
 from regard.data.examples import Dropped, Example, Ledger, Source
 from regard.data.vocabulary import BOS, EOS, PAD, SPECIAL
 from regard.errors import ConfigError, InputError
@@ -20,7 +20,7 @@ from regard.nn.transformer import Decoder
 from regard.tasks.axes import Piece, Tokens, read_pieces, written_pieces
 from regard.tasks.generation import GenerationTask, Writer
 from regard.tasks.page import FORMS
-from regard.tasks.task import Answer, Architecture, Bounds, Embedded, Metric, Scored, reject_surrogates
+from regard.tasks.task import Answer, Architecture, Bounds, Embedded, Metric, Scored
 
 
 class LanguageModel(Writer):
@@ -95,6 +95,9 @@ class LanguageModelTask(GenerationTask):
     def batches(self, rows: Sequence[Row], start: int) -> Iterator[list[Batch]]:
         return read_windows(self.join(rows), self.config.text.max_length, self.config.train, start)
 
+    def largest_batch(self, rows: Sequence[Row]) -> Batch:
+        return next(self.batches(rows, 0))[0]  # all are alike
+
     def scoring_batches(self, examples: Sequence[Example], ledger: Ledger | None = None) -> Iterator[Scored]:
         """Texts in windows of the context that do not overlap; they are scored as one stream, which is the first
         example's."""
@@ -148,7 +151,7 @@ class LanguageModelTask(GenerationTask):
         return both[len(before) :] if both[: len(before)] == before else self.target.encode(prefix).ids
 
     def continuation(self, source: Encoded) -> list[int]:
-        return source.ids
+        return list(source.ids)
 
     def output_limit(self, length: int, settings: DecodeConfig) -> int | None:
         return None if self.slides(settings) else max(0, self.config.text.max_length - length)

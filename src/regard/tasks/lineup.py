@@ -18,7 +18,7 @@ from regard.config.model import ModelConfig
 from regard.config.run import Config
 from regard.config.structure import LineupConfig
 from regard.data.batching import Batch, pad_sources
-from regard.data.encoding import Encoded
+from regard.data.encoding import Encoded, reject_surrogates
 from regard.data.examples import Dropped, Example, Source
 from regard.data.vocabulary import PAD, SPECIAL
 from regard.errors import ConfigError, InputError
@@ -26,7 +26,7 @@ from regard.nn.attention import CROSS, Attention, Cosine, SeparateProjections, c
 from regard.nn.loss import Loss, Surprise, Trainable
 from regard.tasks.axes import Piece, Tokens
 from regard.tasks.page import FORMS
-from regard.tasks.task import Answer, Answered, Generate, Metric, Task, Token, reject_surrogates
+from regard.tasks.task import Answer, Answered, Generate, Metric, Task, Token
 
 FIRST = len(SPECIAL)
 """The id of the first player of a game; the others follow."""

@@ -24,12 +24,12 @@ from regard.nn.recurrent import RecurrentDecoder, RecurrentEncoder, WordEncoder
 from regard.nn.state import State
 from regard.nn.transformer import Decoder, EncodedSource, Encoder
 from regard.tasks.axes import Piece, Tokens, read_pieces, written_pieces
-from regard.tasks.generation import GenerationTask, Writer
+from regard.tasks.generation import EncoderDecoder, GenerationTask
 from regard.tasks.page import FORMS
 from regard.tasks.task import Answer, Architecture, Bounds, Embedded
 
 
-class Seq2Seq(Writer):
+class Seq2Seq(EncoderDecoder):
     """An encoder, a decoder, and what both families share: embeddings and output."""
 
     def __init__(self, width: int, tied: bool, source_vocab: int, target_vocab: int | None) -> None:
@@ -39,30 +39,6 @@ class Seq2Seq(Writer):
         one = target_vocab is None and tied
         self.target_embedding = self.source_embedding if one else make_embedding(target_vocab or source_vocab, width)
         self.output = OutputLayer(target_vocab or source_vocab, width, self.target_embedding if tied else None)
-
-    def encode(self, source: Tensor, lengths: Tensor) -> State:
-        """Read the sources; nothing is written yet."""
-        raise NotImplementedError
-
-    def decode(self, target: Tensor, state: State) -> tuple[Tensor, State]:
-        """Tokens (rows, target) after the state -> hidden states (rows, target, width), and the state after them."""
-        raise NotImplementedError
-
-    def encoder_states(self, source: Tensor, lengths: Tensor) -> Tensor:
-        """The encoder's states (batch, source, size)."""
-        raise NotImplementedError
-
-    def hidden(self, batch: Batch) -> Tensor:
-        return self.decode(batch.target, self.encode(batch.source, batch.lengths))[0]
-
-    def start(self, source: Tensor, lengths: Tensor) -> State:
-        """Read sources (sentences, source) of some lengths (sentences,)."""
-        return self.encode(source, lengths)
-
-    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """tokens (rows,) -> log-probabilities of the next ones (rows, vocab), and the state after them."""
-        hidden, state = self.decode(tokens[:, None], state)
-        return widen(self.output(hidden[:, 0])).log_softmax(-1), state
 
 
 class RecurrentSeq2Seq(Seq2Seq):
@@ -95,7 +71,7 @@ class Transformer(Seq2Seq):
     ) -> None:
         super().__init__(config.size, config.tie_embeddings, source_vocab, target_vocab)
         self.encoder = Encoder(config, config.encoder_layers, longest)
-        self.decoder = Decoder(config, config.decoder_layers, longest, cross=True)
+        self.decoder = Decoder(config, config.decoder_layers, longest, cross="cross")
 
     def encode(self, source: Tensor, lengths: Tensor) -> State:
         full = bool((lengths == source.shape[1]).all())

@@ -15,18 +15,20 @@ from torch import Tensor, nn
 from regard.config.model import ModelConfig
 from regard.config.run import Config, DecodeConfig
 from regard.data.batching import Batch, Row, collate, iterate_updates, pad_sources, padding_share, plan_epoch
-from regard.data.encoding import Encoded, encode_texts, fits
+from regard.data.encoding import Encoded, encode_texts, fits, reject_surrogates
 from regard.data.examples import Dropped, Example, Ledger, Source
-from regard.data.vocabulary import EOS, Vocabularies, Vocabulary, clean
+from regard.data.vocabulary import EOS, Vocabularies, Vocabulary
 from regard.errors import ConfigError, InputError
 from regard.nn.loss import Surprise, Trainable
 from regard.nn.state import Hypothesis
 from regard.nn.word_vectors import count_vectors, load_vectors
 from regard.tasks.answers import Answer as Answer
+from regard.tasks.answers import Architecture as Architecture
+from regard.tasks.answers import Bounds as Bounds
 from regard.tasks.answers import Metric as Metric
 from regard.tasks.answers import Table as Table
 from regard.tasks.answers import Token as Token
-from regard.tasks.axes import Piece, Structure, Tokens, read_pieces
+from regard.tasks.axes import Piece, Shown, Structure, Tokens, read_pieces
 from regard.tasks.page import FORMS, Form
 
 Answered = tuple[int, list[Answer]] | None
@@ -38,13 +40,6 @@ Scored = tuple[Batch, list[int]]
 Say = Callable[[str], None]
 
 
-class Architecture(NamedTuple):
-    """A Transformer as other libraries know it: an encoder, a decoder, or both."""
-
-    encoder: bool
-    decoder: bool
-
-
 class Embedded(NamedTuple):
     """An embedding that may begin with word vectors: of which side, from which file, or counted from text.raw."""
 
@@ -53,13 +48,6 @@ class Embedded(NamedTuple):
     vocabulary: Vocabulary
     path: str | None
     counted: bool
-
-
-class Bounds(NamedTuple):
-    """Between what lengths a written answer is not suspicious, in tokens."""
-
-    least: float
-    most: int
 
 
 class Task:
@@ -75,6 +63,10 @@ class Task:
     """Whether a source has an answer; else there are vectors and maps only."""
     form: ClassVar[Form] = FORMS["text"]
     """How it is asked over HTTP and on the page."""
+    files_are_sources: ClassVar[bool] = False
+    """Whether a file on the command line is a source itself, an image; else its lines are."""
+    multi_reference: ClassVar[bool] = False
+    """Whether all targets of one source are references for it, whatever `evaluate.multi_reference` says."""
     ids_per_token: int = 1
     """Ids of a source that stand for one token; batches are counted in tokens."""
     settings: Any
@@ -148,7 +140,7 @@ class Task:
                 rows.append(self.make_row(source.ids, wanted[: text.max_length]))
         return rows
 
-    def make_row(self, source: list[int], wanted: list[int]) -> Row:
+    def make_row(self, source: Sequence[int], wanted: list[int]) -> Row:
         """One example to learn from; its target is taken as it is."""
         return Row(source, wanted, sequence=False)
 
@@ -156,6 +148,12 @@ class Task:
         """Endless updates from number `start` on, each a list of batches."""
         settings = self.config.train.model_copy(update={"batch_tokens": self.batch_ids})
         return iterate_updates(rows, settings, start)
+
+    def largest_batch(self, rows: Sequence[Row]) -> Batch:
+        """The longest rows, as many as a batch has of them: no batch of training needs more memory."""
+        longest = sorted(rows, key=lambda row: max(len(row.source), len(row.target) + 1), reverse=True)
+        size = max(len(longest[0].source), len(longest[0].target) + 1)
+        return collate(longest[: max(1, self.batch_ids // size)])
 
     @property
     def batch_ids(self) -> int:
@@ -213,6 +211,10 @@ class Task:
             if path or counted:
                 table.weight.requires_grad_(not self.settings.freeze_vectors)
 
+    def warm(self, model: Any, examples: Sequence[Example], report: Callable[[int, int], None]) -> None:
+        """Compute once what frozen parts of the model make of the sources of examples, if it has any; the model has its
+        weights by now. `report` hears how many of how many are done."""
+
     def solve(self, model: Any, rows: Sequence[Row], raw: Callable[[], Iterable[str]]) -> Iterator[float] | None:
         """Fit a model by an algorithm of its own, from the rows and the texts that `raw` gives: the objective in nats a
         token after every pass over them. None: it has none, and learns by the trainer's steps."""
@@ -239,8 +241,12 @@ class Task:
         """The special tokens before and behind every source."""
         return [], [EOS]
 
-    def make_source(self, fields: Mapping[str, str]) -> Source:
-        """A source, from what a client sent by the names of the form's fields."""
+    def source_lengths(self, sources: Sequence[Source]) -> list[int]:
+        """The tokens of sources, by which an evaluation groups them; a source of 0 is in no group."""
+        return [len(tokens.ids) for tokens in self.source.encode_all(list(map(str, sources)))]
+
+    def make_source(self, fields: Mapping[str, Any]) -> Source:
+        """A source, from what a client sent by the names of the form's fields: texts, and the bytes of an image."""
         if list(fields) == ["text"]:
             return self.parse(fields["text"])
         wanted = " and ".join(field["name"] for field in self.form.fields)
@@ -300,6 +306,10 @@ class Task:
         """What stands on the sides of the maps: the source (key), the answer (query), what a decoder reads (input)."""
         return {"key": read_pieces(source), "query": self.query_pieces(), "input": []}
 
+    def show_source(self, source: Encoded) -> Shown | None:
+        """A source that is an image, as a look shows it."""
+        return None
+
     def query_pieces(self) -> list[Piece]:
         """What attends to the source, where that is no text: classes, the ends of a span."""
         return []
@@ -334,10 +344,3 @@ class Task:
         """The architecture that others know it by, with nothing behind it; the default is to refuse export, for what
         nobody asked about would be lost."""
         raise ConfigError(f"its task is to {self.verb}, which is not offered for export")
-
-
-def reject_surrogates(example: Example) -> Example | Dropped:
-    """An example, unless its JSON spelled half a character (a lone surrogate)."""
-    if any(clean(side) != side for side in (str(example.source), example.target)):
-        return Dropped("not valid Unicode", example.where)
-    return example if example.target.strip() else example._replace(target="")

@@ -22,7 +22,7 @@ from regard.tasks.question_answering.model import Reader
 from regard.tasks.task import Answer, Answered, Architecture, Generate, Metric
 
 
-class QuestionAnsweringTask(LabelTask):
+class QuestionAnsweringTask(LabelTask, EncoderTask):
     """The answer to a question about a context. A word is chosen as a label is; a span is pointed at."""
 
     kinds: ClassVar[tuple[type[ModelConfig], ...]] = (ReaderConfig,)
@@ -96,7 +96,7 @@ class QuestionAnsweringTask(LabelTask):
         longest = self.settings.max_answer_length
         return (find_span(example, row, longest) for example, row in zip(examples, sources, strict=True))
 
-    def make_row(self, source: list[int], wanted: list[int]) -> Row:
+    def make_row(self, source: Sequence[int], wanted: list[int]) -> Row:
         return Row(source, wanted, sequence=False)
 
     # --- the model and its answers
@@ -105,7 +105,7 @@ class QuestionAnsweringTask(LabelTask):
         labels = None if self.vocabularies.shared else self.target.size
         return Reader(self.settings, self.source.size, labels, self.config.text.max_length + 2)
 
-    def make_source(self, fields: Mapping[str, str]) -> Source:
+    def make_source(self, fields: Mapping[str, Any]) -> Source:
         if set(fields) == {"question", "context"}:
             return Question(fields["question"], fields["context"])
         return super().make_source(fields)

@@ -160,7 +160,7 @@ class TaggingTask(Task):
         for example, tokens in zip(examples, self.target.encode_all([one.target for one in examples]), strict=True):
             yield Dropped("a tag that training never saw", example.where) if UNK in tokens.ids else tokens.ids
 
-    def make_row(self, source: list[int], wanted: list[int]) -> Row:
+    def make_row(self, source: Sequence[int], wanted: list[int]) -> Row:
         """Words that were cut off have no tags."""
         return super().make_row(source, wanted[: count_words(source)] if self.subwords else wanted)
 

@@ -1,0 +1,1 @@
+"""Tasks that read images: captions and classes."""

@@ -1,0 +1,135 @@
+"""Training on CIDEr-D: what is sampled, what it is worth, and which way it moves a model."""
+
+import itertools
+
+import pytest
+import torch
+from test_captioning import WORDS, images, made
+from torch.testing import assert_close
+
+from regard.config.data import ShapesData
+from regard.config.run import Config, DecodeConfig, TrainConfig
+from regard.config.text import TextConfig
+from regard.data.batching import Row, collate, pad_sources
+from regard.data.vocabulary import BOS, EOS, PAD, Vocabularies
+from regard.inference.predictor import Predictor
+from regard.tasks import make_task
+from regard.tasks.vision.caption_metrics import count_documents, score_cider
+from regard.tasks.vision.self_critical import Critic, write_both
+
+TEXTS = ["red circle above blue square", "green star below blue circle", "red star and green square"]
+
+
+def make_rows(task):
+    """Two captions of each of three images."""
+    pictures = [one.ids for one in task.encode(images(3))]
+    targets = [WORDS.encode(text).ids for text in [*TEXTS, *reversed(TEXTS)]]
+    return [Row(pictures[number % 3], ids) for number, ids in enumerate(targets)]
+
+
+def test_greedy_captions_are_those_of_the_search():
+    task, model = made()
+    source, lengths = pad_sources([one.ids for one in task.encode(images(3))])
+    best, _ = write_both(model, source, lengths, 9)
+    settings = DecodeConfig(beam_size=1)
+    found = Predictor(task, model).predict(images(3), settings=settings)
+    assert [WORDS.decode(ids) for ids in best] == [answers[0].text for answers in found]
+    short, _ = write_both(model, source, lengths, 2)
+    assert all(len(ids) <= 2 for ids in short)
+
+
+@pytest.mark.parametrize("kind", ["rnn", "transformer"])
+def test_samples_come_as_often_as_they_are_likely(kind):
+    """First and second words of many samples, against the model's own probabilities."""
+    torch.manual_seed(5)
+    task, model = made(decoder=kind)
+    picture = task.encode(images(1))[0].ids
+    count = 4000
+    source, lengths = pad_sources([picture] * count)
+    _, drawn = write_both(model, source, lengths, 2)
+    pairs = [(*ids, EOS)[:2] if ids else (EOS,) for ids in drawn]
+    with torch.no_grad():
+        state = model.start(source[:1], lengths[:1])
+        first, state = model.step(torch.tensor([BOS]), state)
+    first[:, [PAD, 1, BOS]] = -torch.inf
+    chances = first[0].softmax(-1)
+    for word in range(WORDS.size):
+        share, wanted = sum(pair[0] == word for pair in pairs) / count, float(chances[word])
+        assert abs(share - wanted) <= 5 * (wanted * (1 - wanted) / count) ** 0.5 + 1e-9
+    likely = int(chances[4:].argmax()) + 4
+    with torch.no_grad():
+        second = model.step(torch.tensor([likely]), state)[0]
+    second[:, [PAD, 1, BOS]] = -torch.inf
+    after = [pair[1] for pair in pairs if pair[0] == likely]
+    for word in range(WORDS.size):
+        share, wanted = after.count(word) / len(after), float(second[0].softmax(-1)[word])
+        assert abs(share - wanted) <= 5 * (wanted * (1 - wanted) / len(after)) ** 0.5 + 1e-9
+
+
+def test_rewards_are_differences_of_cider():
+    torch.manual_seed(2)
+    task, model = made()
+    rows = make_rows(task)
+    critic = Critic(rows, WORDS, 9)
+    torch.manual_seed(3)
+    batch = critic.judge(model, rows[:3])
+    torch.manual_seed(3)
+    best, drawn = write_both(model.eval(), batch.source, batch.lengths, 9)
+    references = [[TEXTS[n], TEXTS[2 - n]] for n in range(3)]
+    known = count_documents(references)
+    scores = [score_cider([WORDS.decode(ids) for ids in some], references, known).each for some in (drawn, best)]
+    assert_close(batch.rewards, torch.tensor(scores[0]) - torch.tensor(scores[1]))
+    assert batch.answer[0, : len(drawn[0]) + 1].tolist() == [*drawn[0], EOS]
+    assert batch.target[:, 0].tolist() == [BOS] * 3
+    assert model.training is False or model.train() is model
+
+
+def test_the_loss_weighs_captions_by_their_rewards():
+    task, model = made()
+    batch = collate(make_rows(task)[:3])
+    rewards = torch.tensor([0.5, -2.0, 0.0])
+    total = model(batch._replace(rewards=rewards)).total
+    nats = torch.stack([model(collate([row])).total for row in make_rows(task)[:3]])
+    assert_close(total, (nats * rewards).sum(), rtol=1e-4, atol=1e-4)
+
+
+def test_the_last_updates_are_sampled_and_earlier_ones_not():
+    task, _ = made()
+    config = Config(
+        data=ShapesData(kind="shapes"),
+        text=TextConfig(max_length=9),
+        model=task.settings.model_copy(update={"self_critical_steps": 2}),
+        train=TrainConfig(steps=5, batch_tokens=64),
+    )
+    task = make_task(config, Vocabularies(WORDS, WORDS))
+    model = task.build()
+    task.freeze(model)
+    rows = make_rows(task)
+    updates = list(itertools.islice(task.batches(rows, 0), 5))
+    assert [batch.rewards is None for (batch,) in updates] == [True, True, True, False, False]
+    assert model.training
+    (later,) = next(iter(task.batches(rows, 4)))
+    assert later.rewards is not None
+    assert torch.equal(later.source, updates[4][0].source)  # the same images, wherever training began
+
+
+def test_captions_get_better_by_their_own_scores():
+    """A model that knows nothing but how to write gets a higher CIDEr-D by rewards alone."""
+    torch.manual_seed(1)
+    task, model = made(size=24, embedding=12)
+    torch.nn.init.normal_(model.output.bias, std=0.1)
+    rows = make_rows(task)
+    critic = Critic(rows, WORDS, 6)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+
+    def mean():
+        source, lengths = pad_sources([row.source for row in rows[:3]])
+        best, _ = write_both(model.eval(), source, lengths, 6)
+        return float(critic.score(best, [row.source.image for row in rows[:3]]).mean())
+
+    before = mean()
+    for _ in range(60):
+        optimizer.zero_grad()
+        model(critic.judge(model, rows)).total.backward()
+        optimizer.step()
+    assert mean() > before + 0.5
