@@ -16,6 +16,7 @@ import httpx
 import jsonschema
 import pytest
 import torch
+from long_runs import long_predictor, long_text
 from pydantic import ValidationError
 from saying import saying
 from serving import every_task, live, wait_until
@@ -130,6 +131,23 @@ def test_a_look_is_bounded_before_its_maps_are_made(predictor, monkeypatch):
         assert refused(response, 413, "bytes, at most 100 are sent. Look at a shorter text")
 
 
+def test_a_long_text_is_looked_at_in_part():
+    """As much of its maps as there is room for; and numbers, if they are asked for."""
+    models = {"long": long_predictor("classifier", "bigbird", 3000)}
+    with live(models, max_characters=3000, max_look=1_200_000) as server:
+        for packed in (True, False):
+            asked = {"text": long_text(3000), "packed": packed}
+            tree = httpx.post(f"{server.url}/v1/look", json=asked, timeout=60).json()
+            jsonschema.validate(tree, SCHEMA)
+            assert len(json.dumps(tree["maps"])) < 1_300_000
+            first, last, classes = tree["maps"]
+            assert first["pooled"]
+            assert last["top"]["count"] in (4, 8, 16, 32)
+            assert classes["pooled"] is None
+        asked["vectors"] = [last["name"]]
+        assert refused(httpx.post(f"{server.url}/v1/look", json=asked, timeout=60), 413, "at most 1,200,000 are sent")
+
+
 def test_the_size_of_maps_is_known(predictor):
     """To the letter, apart from the padding of base64."""
     found = look(predictor, "abcabc", target="cbacb")
@@ -137,9 +155,10 @@ def test_the_size_of_maps_is_known(predictor):
     tree = found.tree(packed=True, vectors=names)
     parts = [head for entry in tree["maps"] for head in entry["packed"]]
     parts += [entry["vectors"][name] for entry in tree["maps"] for name in ("queries", "keys", "values")]
-    assert abs(measure_maps(found, True, names) - sum(map(len, parts))) < 4 * len(parts)
+    options = {"packed": True, "full": None, "vectors": names, "room": None}
+    assert abs(measure_maps(found, options) - sum(map(len, parts))) < 4 * len(parts)
     numbers = sum(torch.tensor(entry["heads"]).numel() for entry in found.tree()["maps"])
-    assert measure_maps(found, False, ()) == 9 * numbers
+    assert measure_maps(found, options | {"packed": False, "vectors": ()}) == 9 * numbers
 
 
 def test_the_search_of_a_look_is_made_step_by_step(predictor):
@@ -277,11 +296,11 @@ def test_every_answer_has_the_security_headers(client):
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 WRONG = [
-    ({}, 422, "give either text or texts (or question and context, to a model that answers)."),
+    ({}, 422, "give either text or texts (or question and context, to a model that answers; or an image"),
     (
         {"text": "a", "texts": ["b"]},
         422,
-        "give either text or texts (or question and context, to a model that answers).",
+        "give either text or texts (or question and context, to a model that answers; or an image",
     ),
     ({"texts": []}, 422, "texts: list should have at least 1 item"),
     ({"text": 5}, 422, "text: input should be a valid string."),

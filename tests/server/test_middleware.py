@@ -79,11 +79,11 @@ def test_no_more_is_read_than_may_be(server):
         return {"type": "http.request", "body": b"x" * 100, "more_body": True}
 
     with pytest.raises(RefusedError, match="more than 1,000 bytes"):
-        asyncio.run(middleware.read_body(Headers({}), receive))
+        asyncio.run(middleware.read_body(Headers({}), receive, 1000))
     assert len(read) == 11
     for length in ("1001", "9" * 5000):
         with pytest.raises(RefusedError, match="more than 1,000 bytes"):
-            asyncio.run(middleware.read_body(Headers({"content-length": length}), receive))
+            asyncio.run(middleware.read_body(Headers({"content-length": length}), receive, 1000))
     assert len(read) == 11
 
 

@@ -120,7 +120,7 @@ def train(
         place, prepared = resume, regard.resume_run(resume)
     else:
         place = run or Path("runs") / Path(str(name)).stem
-        prepared = regard.start_run(regard.read(str(name), changes or (), warn), place, tell)
+        prepared = regard.start_run(regard.read(str(name), changes or (), warn), place, tell, device=device)
     train_run(prepared, place, device)
 
 
@@ -187,37 +187,30 @@ def look(
     file: Annotated[Path | None, typer.Option("--out", help="Write .html, .json, .png, .svg or .pdf.")] = None,
     name: Annotated[str | None, typer.Option("--map", help="One attention by name; all: every head.")] = None,
     head: Annotated[int | None, typer.Option(min=0, help="One head, from 0; else the mean (--token: head 0).")] = None,
-    token: Annotated[int | None, typer.Option(min=0, help="Calculate this row, number by number.")] = None,
+    token: Annotated[int | None, typer.Option(min=0, help="Calculate this row; --out: of an image, its look.")] = None,
     target: Annotated[str | None, typer.Option(help="Look at this answer instead of the model's own.")] = None,
     back: Annotated[Path | None, typer.Option(help="A run of the other direction: words that agree both ways.")] = None,
     changes: Changes = None,
 ) -> None:
-    """Answer one text and show where each token of the answer looked, in the terminal or in a file.
+    """Answer one text and show where each token of the answer looked, in the terminal or in a file; if long, by tiles.
 
     Examples: `regard look runs/n einundzwanzig`, `regard look runs/n einundzwanzig --out why.html`,
     `regard look runs/n einundzwanzig --token 0`, `regard look runs/m "two dogs" --map all --out heads.png`
     """
     from regard.cli.console import say
-    from regard.cli.verbs import show_agreement, show_maps, tell_cut
+    from regard.cli.verbs import check_views, save_maps, show_agreement, show_maps, tell_cut
 
-    views = {"--out": file, "--token": token, "--back": back, "--map all": name if name == "all" and not file else None}
-    if len(asked := [option for option, value in views.items() if value is not None]) > 1:
-        raise InputError(f"{' and '.join(asked)} are different views: ask for one of them at a time.")
-    if head is not None and name == "all":
-        raise InputError("--map all shows every head: leave --head out.")
-    if (head is not None or name) and file and file.suffix.lower() in (".html", ".json"):
-        raise InputError(f"{file} will hold every map: leave --map and --head out.")
+    check_views(file, name, head, token, back)
     predictor = regard.load(run, changes or ())
     found = regard.look(predictor, predictor.task.parse(text), target=target)
     say(f"{found.source.source} -> {found.answer.text}\n")
     if file is not None:
-        found.save(file, name, head)
-        say(f"written: {file} ({file.stat().st_size:,} bytes)")
+        save_maps(found, file, name, head, token)
     elif back is not None:
         show_agreement(found, regard.load(back, changes or ()))
     else:
         show_maps(found, name, head, token)
-    tell_cut(found.predictor)
+    tell_cut(predictor)
 
 
 @app.command()

@@ -61,6 +61,7 @@ class TrainingView:
         self.shown = time.monotonic()
         self.tokens, self.loss, self.speed = 0, float("nan"), 0.0
         self.first: Event | None = None  # this training's, which may go on from a saved step
+        self.time_limit = 60 * (config.train.minutes or math.inf)  # seconds
         self.board = open_board(run)
 
     def __enter__(self) -> Self:
@@ -88,6 +89,9 @@ class TrainingView:
                 self.step(event)
             case "warning":
                 self.say(f"warning: {values['text']}")
+            case "warming":
+                figures = f"{values['done']:,} of {values['of']:,} images encoded, {values['rate']:.1f} a second"
+                self.say(f"{figures}, {values['left'] / 60:.1f} min left")
             case "sample":
                 self.say(f"  {values['source']} -> {values['output']} (wanted {values['wanted']})")
             case "validation":
@@ -109,6 +113,7 @@ class TrainingView:
             if not err.is_terminal:
                 total = self.config.train.steps or 0
                 left = (total - event.step) * values["seconds"] / max(1, event.step)
+                left = min(left, self.time_limit - values["seconds"])
                 figures = f"loss {self.loss:.3f}  {self.speed:,.0f} tokens/s"
                 self.say(f"step {event.step:,}/{total:,}  {figures}  {left / 60:.1f} min left")
         if event.step % 10 == 0:
@@ -120,7 +125,13 @@ class TrainingView:
         if event.step - self.first.step == 10 and (steps := self.config.train.steps):
             each = (event.values["seconds"] - self.first.values["seconds"]) / 10
             minutes = each * (steps - event.step) / 60
-            self.say(f"about {minutes:,.1f} minutes for {steps:,} updates of {each:.2g} s, and time for validations")
+            if 60 * minutes > self.time_limit:
+                limit = self.time_limit / 60
+                self.say(f"{limit:,.1f} minutes (train.minutes) of updates of {each:.2g} s, and then a validation")
+            else:
+                self.say(
+                    f"about {minutes:,.1f} minutes for {steps:,} updates of {each:.2g} s, and time for validations"
+                )
 
     def plot(self, group: str, event: Event) -> None:
         """Scalars for TensorBoard, as long as there is room for them."""

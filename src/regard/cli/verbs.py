@@ -5,6 +5,7 @@ import copy
 import io
 import itertools
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,11 +32,13 @@ from regard.errors import InputError
 from regard.evaluation.evaluate import evaluate
 from regard.evaluation.fit import fit
 from regard.explain import vectors
-from regard.explain.look import Look, agree, look
+from regard.explain.alignment import agree
+from regard.explain.look import Look, look
 from regard.explain.marginals import TAGGINGS, Marginal, Potentials, TooLongError, trace_row
 from regard.explain.plots import (
     draw_arcs,
     draw_map,
+    find_dark,
     tabulate_calculation,
     tabulate_heads,
     tabulate_potentials,
@@ -68,10 +71,14 @@ def stdin_lines() -> Iterator[str]:
         yield line
 
 
-def open_inputs(files: Sequence[Path]) -> Iterator[tuple[str, Iterable[bytes]]]:
-    """The name and the lines of every file; of standard input, if there are none."""
+def open_inputs(files: Sequence[Path], *, are_sources: bool) -> Iterator[tuple[str, Iterable[bytes]]]:
+    """The name and the lines of every file; of standard input, if there are none. Files that are sources themselves
+    are as many lines."""
     if not files:
         yield "standard input", sys.stdin.buffer
+    if are_sources:
+        yield "files", [os.fsencode(file) for file in files]
+        return
     for file in files:
         hint = f"A text comes on standard input: echo {shlex.quote(str(file))} | regard predict RUN"
         yield str(file), io.BytesIO(read_bytes(str(file), hint))
@@ -112,12 +119,14 @@ def train_run(prepared: Prepared, run: Path, device: str) -> None:
             view.say(f"{saved} Go on with: regard train --resume {name}")
             raise typer.Exit(128 + stop())
         best = "" if progress.best is None else f"; best {prepared.config.evaluate.metrics[0]} {progress.best:.2f}"
-        early = progress.worse and progress.step < (prepared.config.train.steps or 0)
+        early = progress.worse and not progress.late and progress.step < (prepared.config.train.steps or 0)
         why = f" (then {progress.worse} validations brought nothing better)" if early else ""
+        why = " (then train.minutes were over)" if progress.late else why
         took = f"{progress.seconds / 60:.1f} min"
         view.say(f"done: {progress.step:,} steps{why} in {took}{best} at step {progress.best_step:,}")
         split = "" if prepared.splits.test else " --split valid"
-        view.say(f"next: regard evaluate {name}{split}, regard predict {name} < input.txt")
+        asked = "photo.jpg" if prepared.task.files_are_sources else "< input.txt"
+        view.say(f"next: regard evaluate {name}{split}, regard predict {name} {asked}")
 
 
 def continue_prompt(predictor: Predictor, prompt: str) -> None:
@@ -137,14 +146,17 @@ def answer_input(predictor: Predictor, files: Sequence[Path], best: int, prefix:
     """Answer every line of files, or of standard input, with a line; a person at a terminal gets each answer at once. A
     line that cannot be answered is named, its answer is empty, and the status is 2 in the end."""
     size, failed = 1 if not files and sys.stdin.isatty() else 256, False
-    for name, stream in open_inputs(files):
+    are_sources = predictor.task.files_are_sources and bool(files)
+    for name, stream in open_inputs(files, are_sources=are_sources):
         lines, first = decode_lines(stream, name), 1
-        what = f"{name}, line" if files else "line"
+        what = "file" if are_sources else f"{name}, line" if files else "line"
         while group := list(itertools.islice(lines, size)):
             for answers in answer_lines(predictor, group, what, first, best, prefix, as_json):
                 if isinstance(answers, InputError):
                     print(f"regard: {answers}", file=sys.stderr)
                     answers, failed = [], True
+                for flag in answers[0].flags if answers else ():
+                    print(f"regard: {flag}", file=sys.stderr)
                 if as_json:
                     print(json.dumps([answer.tree() for answer in answers], ensure_ascii=False))
                 else:
@@ -188,16 +200,36 @@ def show_maps(found: Look, name: str | None, head: int | None, token: int | None
         show_row(found, name, head or 0, token)
     else:
         weights, rows, columns = found.label(name, head)
-        say(f"{found.title(name, head)}; █ is {float(weights.max()):.2f}")
+        top = find_dark(weights) if found.map(name, head).is_long else float(weights.max())
+        say(f"{found.title(name, head)}; █ is {top:.2g}")
         if found.is_tree(name):
             out.print(draw_arcs(weights, columns, most=out.width))
-        out.print(draw_map(weights, rows, columns, most=out.width))
+        out.print(draw_map(weights, rows, columns, most=out.width, top=max(top, 1e-6)))
+
+
+def check_views(file: Path | None, name: str | None, head: int | None, token: int | None, back: Path | None) -> None:
+    """Refuse to show two views of one look at a time."""
+    page = file is not None and file.suffix.lower() in (".html", ".json")
+    every = name if name == "all" and not file else None
+    views = {"--out": file, "--token": token if page or not file else None, "--back": back, "--map all": every}
+    if len(asked := [option for option, value in views.items() if value is not None]) > 1:
+        raise InputError(f"{' and '.join(asked)} are different views: ask for one of them at a time.")
+    if head is not None and name == "all":
+        raise InputError("--map all shows every head: leave --head out.")
+    if (head is not None or name) and page:
+        raise InputError(f"{file} will hold every map: leave --map and --head out.")
+
+
+def save_maps(found: Look, file: Path, name: str | None, head: int | None, token: int | None) -> None:
+    """One look in a file."""
+    found.save(file, name, head, token)
+    say(f"written: {file} ({file.stat().st_size:,} bytes)")
 
 
 def show_row(found: Look, name: str | None, head: int, token: int) -> None:
     """Number by number, how one row of one head comes about; of a structure's, by the structures of a short text."""
-    weights, rows, columns = found.label(name, head)
-    attends = found.find_map(name) in found.uses
+    one, attends = found.outlines[found.find_map(name)], found.find_map(name) in found.uses
+    rows, columns = found.names(one.rows), found.names(one.columns)
     calculation = found.calculate(token, head, name) if attends else None
     try:
         traced: Marginal | Potentials | str | None = trace_row(found, token, head, name)
@@ -213,7 +245,7 @@ def show_row(found: Look, name: str | None, head: int, token: int) -> None:
             say("a matching is balanced: what is added to its row and to every column sets their sums")
             out.print(tabulate_potentials(traced, columns))
         case Marginal():
-            show_marginal(traced, weights[token], rows, columns)
+            show_marginal(traced, found.label(name, head)[0][token], rows, columns)
 
 
 def show_marginal(found: Marginal, weights: Tensor, rows: Sequence[str], columns: Sequence[str]) -> None:

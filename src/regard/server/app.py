@@ -94,27 +94,31 @@ def own_routes(service: Service, guarded: Sequence[Any]) -> APIRouter:
         name = service.find(model)
         return JSONResponse(describe_model(name, service.predictors[name], service.since))
 
-    @router.post("/v1/predict", responses={200: {"model": schemas.PredictAnswer}, **problems})
+    answered = {200: {"model": schemas.PredictAnswer}, **problems}
+
+    @router.post(schemas.PREDICT, responses=answered, openapi_extra=schemas.FORM)
     async def predict(body: schemas.PredictBody) -> JSONResponse:
-        """Answer one text or several, with scores, token log-probabilities and what is suspicious."""
+        """Answer one text or several, or an image, with scores, token log-probabilities and what is suspicious."""
         name = service.find(body.model)
         predictor = service.predictors[name]
         service.check(body.texts or ())
         asked = [body.given()] if body.texts is None else [{"text": text} for text in body.texts]
         sources = [predictor.task.make_source(one) for one in asked]
         service.check(sources)
+        await service.check_images(sources)
         settings = schemas.decode_settings(predictor, body.settings)
         found = await service.answers(name, sources, body.best, settings, logprobs=body.logprobs)
         trees = [[describe_answer(answer, body.logprobs) for answer in answers] for answers in found]
         return JSONResponse({"model": name, "answers": trees})
 
-    @router.post("/v1/look", responses=problems)
+    @router.post(schemas.LOOK, responses=problems, openapi_extra=schemas.FORM)
     async def look(body: schemas.LookBody) -> Response:
-        """Answer one text and give the attention behind it (docs/maps.md)."""
+        """Answer one text or image and give the attention behind it (docs/maps.md)."""
         name = service.find(body.model)
         predictor = service.predictors[name]
         source = predictor.task.make_source(body.given())
         service.check([source, body.target or ""])
+        await service.check_images([source])
         settings = schemas.decode_settings(predictor, body.settings)
         options = {"packed": body.packed, "full": body.full, "vectors": body.vectors}
         found = await service.look(name, source, body.best, settings, options, body.target)
@@ -201,7 +205,7 @@ def answer_errors(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         wrong, path = error.errors(), request.url.path
         if path != schemas.COMPLETIONS:
-            known = schemas.LookBody if path == "/v1/look" else schemas.PredictBody
+            known = schemas.LookBody if path == schemas.LOOK else schemas.PredictBody
             return problem(RefusedError(*schemas.explain_problems(wrong, known)))
         place = [str(part) for part in wrong[0]["loc"] if part != "body"]
         _, words = schemas.explain_problems(wrong, CompletionBody)

@@ -1,4 +1,4 @@
-"""Bodies as clients send them: JSON, in which no name stands twice, and forms, which are UTF-8."""
+"""Bodies as clients send them: JSON, in which no name stands twice, and forms, which are UTF-8 but for an image."""
 
 import json
 from collections.abc import Callable, Coroutine
@@ -7,13 +7,18 @@ from urllib.parse import parse_qsl
 
 from fastapi import Request
 from fastapi.routing import APIRoute
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from regard.server.schemas import UPLOADS
 from regard.server.settings import RefusedError
 
 MOST_FIELDS = 1000
 """Fields of a form."""
 NO_UTF8 = RefusedError(400, "the form is not UTF-8. Send it so, percent-encoded or not.")
+TEXTS = ("model", "text", "question", "context", "target", "image")
+"""Fields of a form that are no JSON."""
 
 
 def read_json(body: bytes) -> Any:
@@ -38,13 +43,32 @@ class JSONRequest(Request):
         return read_json(await self.body())
 
 
+class FormRequest(Request):
+    """A form in the place of JSON, as `read_upload` has read it."""
+
+    def __init__(self, request: Request, tree: dict[str, Any]) -> None:
+        others = [pair for pair in request.scope["headers"] if pair[0] != b"content-type"]
+        headers = [*others, (b"content-type", b"application/json")]
+        super().__init__({**request.scope, "headers": headers})
+        self.tree = tree
+
+    async def body(self) -> bytes:
+        return b"{}"  # whatever is not empty
+
+    async def json(self) -> Any:
+        return self.tree
+
+
 class JSONRoute(APIRoute):
-    """A route of such requests."""
+    """A route of such requests; where images are taken, of forms, too."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:
+            form = request.headers.get("content-type", "").lower().startswith("multipart/form-data")
+            if form and request.url.path in UPLOADS:
+                return await handle(FormRequest(request, await read_upload(request)))
             return await handle(JSONRequest(request.scope, request.receive))
 
         return handle_json
@@ -77,7 +101,40 @@ async def read_parts(request: Request) -> list[tuple[str, Any]]:
         body.decode()
     except UnicodeDecodeError as error:
         raise NO_UTF8 from error
-    if body.partition(b"\r\n")[0] + b"--" not in body:
-        raise RefusedError(400, "the form breaks off: its last boundary is missing.")
+    check_end(body)
     async with request.form(max_files=0, max_fields=MOST_FIELDS, max_part_size=len(body)) as form:
         return list(form.multi_items())
+
+
+def check_end(body: bytes) -> None:
+    """Refuse a multipart form that was not sent to its end."""
+    if body.partition(b"\r\n")[0] + b"--" not in body:
+        raise RefusedError(400, "the form breaks off: its last boundary is missing.")
+
+
+async def read_upload(request: Request) -> dict[str, Any]:
+    """A multipart form as the object that JSON would be: `image` is the bytes of a file; `settings`, `best` and other
+    fields that are no texts are JSON."""
+    body = await request.body()
+    check_end(body)
+    try:
+        async with request.form(max_files=1, max_fields=MOST_FIELDS, max_part_size=len(body)) as form:
+            return make_object([(name, await read_field(name, value, body)) for name, value in form.multi_items()])
+    except HTTPException as error:
+        raise RefusedError(400, f"the form cannot be read: {error.detail}") from error
+    except json.JSONDecodeError as error:
+        raise RefusedError(400, f"the form cannot be read: {error.msg}.") from error
+
+
+async def read_field(name: str, value: UploadFile | str, body: bytes) -> Any:
+    """What a field of a form holds. Text that is no UTF-8 was read as something else, which does not stand there."""
+    if isinstance(value, UploadFile):
+        if name != "image":
+            raise RefusedError(422, f"{name[:100]} is a file; the only one that is taken is image.")
+        return await value.read()
+    if value.encode() not in body:
+        raise NO_UTF8
+    try:
+        return value if name in TEXTS else read_json(value.encode())
+    except ValueError as error:
+        raise RefusedError(422, f"{name[:100]} is {value[:100]!r}, expected JSON.") from error

@@ -27,7 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from regard.server.batcher import CLIENT
 from regard.server.keys import check_host, identify_client
-from regard.server.schemas import OPENAI, failure
+from regard.server.schemas import OPENAI, UPLOADS, failure
 from regard.server.service import Service
 from regard.server.settings import MISTAKE, RefusedError, ServeSettings
 
@@ -41,8 +41,8 @@ HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
 ]
-BODIES = 64
-"""Bodies of the largest size that are held at once."""
+BODIES, IMAGES = 64, 8
+"""Bodies of the largest size, and images beside them, that are held at once."""
 NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """What the system says when it cannot open another connection."""
 COMPLAINT = 60.0
@@ -69,6 +69,10 @@ class Middleware:
         self.service, self.settings = service, service.settings
         self.app = self.allow_origins(app)
         self.held = 0  # bytes of all bodies
+        most = self.settings.max_body
+        image = self.settings.max_image * 4 // 3 if service.takes_images() else 0  # base64 of JSON
+        self.limits = dict.fromkeys(UPLOADS, most + image)
+        self.room = BODIES * most + IMAGES * image
 
     def allow_origins(self, app: ASGIApp) -> ASGIApp:
         """An application whose answers pages of the allowed origins may read; those of the middleware itself, too."""
@@ -87,7 +91,7 @@ class Middleware:
             headers = Headers(scope=scope)
             CLIENT.set(identify_client(scope, headers, self.settings.keys))
             check_host(headers.get("host", ""), self.settings)
-            body = await self.read_body(headers, receive)
+            body = await self.read_body(headers, receive, self.limits.get(scope["path"], self.settings.max_body))
             await self.respond(scope, body, receive, reply)
         except RefusedError as refusal:
             await self.allow_origins(problem(refusal, scope["path"]))(scope, receive, reply)
@@ -105,14 +109,14 @@ class Middleware:
             self.service.metrics.requests.labels(route, reply.status).inc()
             self.service.metrics.seconds.labels(route).observe(time.perf_counter() - began)
 
-    async def read_body(self, headers: Headers, receive: Receive) -> bytes:
-        """The whole body, unless it is too large, too slow or compressed; of a larger one no more than the limit is
+    async def read_body(self, headers: Headers, receive: Receive, most: int) -> bytes:
+        """The whole body, unless it is too large, too slow or compressed; of one with more than `most` bytes no more is
         kept. All that are held together have a limit, too."""
         if (coding := headers.get("content-encoding", "identity").lower()) != "identity":
             words = f"the body is encoded ({coding[:100]}), and bodies are not decoded. Send it as it is."
             raise RefusedError(415, words)
-        most = self.settings.max_body
-        large = RefusedError(413, f"the body has more than {most:,} bytes, which is the most that is taken. Split it.")
+        advice = "Split it." if most == self.settings.max_body else "Split it, or shrink the image."
+        large = RefusedError(413, f"the body has more than {most:,} bytes, which is the most that is taken. {advice}")
         length = headers.get("content-length", "0")
         if length.isdecimal() and (len(length) > 18 or int(length) > most):
             raise large
@@ -128,7 +132,7 @@ class Middleware:
                     self.held += len(chunks[-1])
                     if size > most:
                         raise large
-                    if self.held > BODIES * most:
+                    if self.held > self.room:
                         raise RefusedError(503, "too many requests are being sent at once. Try again later.")
         except BaseException as error:
             self.held -= size

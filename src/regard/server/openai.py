@@ -57,7 +57,7 @@ def read_prompts(predictor: Predictor, body: CompletionBody) -> list[Prompt]:
                 "completion). Please reduce your prompt or completion length."
             )
             raise RefusedError(400, words, "prompt" if count >= context else "max_tokens", "context_length_exceeded")
-        found.append(Prompt(given if isinstance(given, str) else predictor.source.decode(given), ids or [EOS]))
+        found.append(Prompt(given if isinstance(given, str) else predictor.source.decode(given), list(ids) or [EOS]))
     return found
 
 

@@ -1,9 +1,20 @@
 """What clients of /v1 send and get, and how every error looks: the words of the OpenAPI document."""
 
+import base64
+import binascii
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    create_model,
+    model_validator,
+)
 
 from regard.config.run import DecodeConfig
 from regard.config.settings import Settings
@@ -39,13 +50,15 @@ STATUSES = {
     404: "There is no such thing.",
     408: "The request came too slowly.",
     413: "The request is larger than the limits.",
-    415: "The body is compressed.",
-    422: "A field is missing, unknown or of the wrong kind.",
+    415: "The body is compressed, or the image is of a format that is not read.",
+    422: "A field is missing, unknown or of the wrong kind, or the image is damaged.",
     429: "Too many texts wait already.",
     503: "The server is stopping, or busy.",
 }
 COMPLETIONS, MODELS = OPENAI = "/v1/completions", "/v1/models"
 """OpenAI's paths, whose errors have OpenAI's form."""
+UPLOADS = PREDICT, LOOK = "/v1/predict", "/v1/look"
+"""Paths that take images."""
 
 
 class Failing(BaseModel):
@@ -93,6 +106,21 @@ Some = Annotated[list[Item], Field(fail_fast=True)]
 Texts = Annotated[Some[Text], Field(min_length=1)]
 
 
+def read_base64(image: Any) -> Any:
+    """The bytes of an image that JSON holds in base64, as they are or in a data URI."""
+    if isinstance(image, str):
+        try:
+            image = base64.b64decode(image.partition(";base64,")[2] or image, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise ValueError("not base64. Send the bytes of an image's file, never its path") from error
+    if image == b"":
+        raise ValueError("empty (0 bytes), expected the bytes of an image's file")
+    return image
+
+
+Upload = Annotated[bytes, BeforeValidator(read_base64), WithJsonSchema({"type": "string", "contentEncoding": "base64"})]
+
+
 class Body(Settings):
     """What a client sends."""
 
@@ -120,8 +148,12 @@ AskedSettings = create_model(
 )
 
 
+OTHERS = "or question and context, to a model that answers; or an image, to one that reads images"
+
+
 class Asking(Body):
-    """A text, or a question and the context that holds the answer: /v1/models says what a model is asked with."""
+    """A text, a question and the context that holds the answer, or an image: /v1/models says what a model is asked
+    with."""
 
     model: str | None = None
     """A name of /v1/models; the first by default."""
@@ -131,17 +163,19 @@ class Asking(Body):
     text: Text | None = None
     question: Text | None = None
     context: Text | None = None
+    image: Upload | None = None
+    """The bytes of an image's file, in base64; or send a form (multipart/form-data) with the file itself."""
 
-    def given(self) -> dict[str, str]:
+    def given(self) -> dict[str, Any]:
         """What is asked with, by the names of its fields."""
         if (self.question is None) != (self.context is None):
             raise ValueError("question and context belong together: give both")
-        fields = {"text": self.text, "question": self.question, "context": self.context}
-        return {name: value for name, value in fields.items() if value is not None}
+        names = ("text", "question", "context", "image")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 class PredictBody(Asking):
-    """One text or several, or a question and its context."""
+    """One text or several, a question and its context, or an image."""
 
     texts: Texts | None = None
     logprobs: bool = True
@@ -150,7 +184,7 @@ class PredictBody(Asking):
     @model_validator(mode="after")
     def one_of_them(self) -> "PredictBody":
         if bool(self.given()) == (self.texts is not None) or (self.text is not None and self.question is not None):
-            raise ValueError("give either text or texts (or question and context, to a model that answers)")
+            raise ValueError(f"give either text or texts ({OTHERS})")
         return self
 
 
@@ -160,7 +194,7 @@ class LookBody(Asking):
     target: Text | None = None
     """An answer to look at instead of the model's own; for models that write."""
     full: Some[str] | None = None
-    """Names of maps that are not reduced in size; null: all."""
+    """Names of maps that are given as far as there is room, not only as pictures; null: all."""
     vectors: Annotated[Some[str], Field(default_factory=list)]
     """Names of maps whose queries, keys and values are wanted."""
     packed: bool = True
@@ -169,8 +203,24 @@ class LookBody(Asking):
     @model_validator(mode="after")
     def one_text(self) -> "LookBody":
         if not self.given() or (self.text is not None and self.question is not None):
-            raise ValueError("give text (or question and context, to a model that answers)")
+            raise ValueError(f"give text ({OTHERS})")
         return self
+
+
+FORM: dict[str, Any] = {
+    "requestBody": {
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["image"],
+                    "properties": {"image": {"type": "string", "format": "binary"}, "model": {"type": "string"}},
+                }
+            }
+        }
+    }
+}
+"""A form that holds the file of an image, and any other field of the JSON object as JSON, for OpenAPI."""
 
 
 def decode_settings(predictor: Predictor, asked: Any) -> DecodeConfig:
@@ -193,7 +243,8 @@ def explain_problems(problems: Sequence[Any], known: type[Body]) -> tuple[int, s
             fields = AskedSettings.model_fields if "settings" in wrong["loc"] else known.model_fields
             return 422, f"unknown field {place[:100]}.{suggest(str(wrong['loc'][-1])[:100], fields)}"
         case "model_attributes_type":
-            return 422, f"{place or 'the body'} must be a JSON object, sent with Content-Type: application/json."
+            form = " An image may also come as the file of a form." if "image" in known.model_fields else ""
+            return 422, f"{place or 'the body'} must be a JSON object, sent with Content-Type: application/json.{form}"
         case "missing":
             return 422, f"field {place} is missing." if place else "there is no body: send a JSON object."
         case "value_error":

@@ -1,14 +1,16 @@
 """What the server does, apart from HTTP: models by name, what they are asked, and what they answer."""
 
+import asyncio
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from regard.config.run import DecodeConfig
 from regard.config.toml import suggest
-from regard.data.examples import Source
-from regard.errors import InputError
+from regard.data.examples import Image, Source
+from regard.data.images import FormatError, PixelsError, open_image, read_image
+from regard.errors import DataError, InputError
 from regard.explain.look import Look, look_steps
 from regard.inference.degeneration import flag_answers
 from regard.inference.engine import Request
@@ -16,6 +18,9 @@ from regard.inference.predictor import Predictor
 from regard.server.batcher import Batcher, Metrics
 from regard.server.settings import RefusedError, ServeSettings
 from regard.tasks.task import Answer
+
+DIGITS = 9
+"""Bytes that a weight takes as a number."""
 
 
 class Service:
@@ -25,6 +30,7 @@ class Service:
         self.predictors, self.settings, self.metrics = dict(predictors), settings, Metrics()
         self.batcher = Batcher(settings, self.metrics)
         self.since = int(time.time())
+        self.decoding = asyncio.Semaphore()  # images are decoded one by one: each may need a hundred megabytes
 
     def speaking(self, protocol: str) -> dict[str, Predictor]:
         """The models that can be asked by another server's protocol."""
@@ -50,6 +56,24 @@ class Service:
             if length > longest:
                 words = f"text {number} has {length:,} characters, at most {longest:,} are taken. Split it."
                 raise RefusedError(413, words)
+
+    def takes_images(self) -> bool:
+        """Whether any model is asked with an image."""
+        return any(field["name"] == "image" for one in self.predictors.values() for field in one.task.form.fields)
+
+    async def check_images(self, sources: Sequence[Source]) -> None:
+        """Refuse images that are beyond the limits, or that cannot be decoded."""
+        for image in (source for source in sources if isinstance(source, Image)):
+            if len(image.data) > self.settings.max_image:
+                size = f"{len(image.data):,} bytes, at most {self.settings.max_image:,}"
+                raise RefusedError(413, f"{image} has {size} are taken. Shrink it.")
+            try:
+                open_image(image.data, str(image), self.settings.max_pixels)
+                async with self.decoding:
+                    await asyncio.to_thread(read_image, image.data, str(image))
+            except DataError as error:
+                statuses = {PixelsError: 413, FormatError: 415}
+                raise RefusedError(statuses.get(type(error), 422), str(error)) from error
 
     async def answers(
         self, name: str, sources: Sequence[Source], best: int, settings: DecodeConfig, *, logprobs: bool = False
@@ -87,29 +111,29 @@ class Service:
         self, name: str, source: Source, best: int, settings: DecodeConfig, options: dict[str, Any], target: str | None
     ) -> bytes:
         """What a model looked at while it answered a source, or would have while it gave the answer `target`, as JSON;
-        `options` are those of `Look.tree`. The search is made step by step; the maps in one, so they are bounded."""
+        `options` are those of `Look.tree`. The search is made step by step, long maps one by one; they are bounded."""
+        most = self.settings.max_look
+        options = options | {"room": most if options["packed"] else most // DIGITS}
 
         def work(items: list[None]) -> Iterator[tuple[int, bytes | RefusedError] | None]:
             for found in look_steps(self.predictors[name], source, settings, best, target):
                 if found is None:
                     yield None
-                elif (size := measure_maps(found, options["packed"], options["vectors"])) > self.settings.max_look:
-                    words = f"the maps of this text take {size:,} bytes, at most {self.settings.max_look:,} are sent."
+                elif (size := measure_maps(found, options)) > most:
+                    words = f"the maps of this text take {size:,} bytes, at most {most:,} are sent."
                     yield 0, RefusedError(413, f"{words} Look at a shorter text, or with `regard look`.")
                 else:
+                    yield from (None for one in found.maps if one.is_long and one.summary)  # made one by one
                     yield 0, json.dumps(found.tree(**options), allow_nan=False).encode()
 
         (found,) = await self.batcher.submit(object(), work, [None])
         return bytes(found)
 
 
-def measure_maps(found: Look, packed: bool, vectors: Collection[str]) -> int:
-    """Roughly how many bytes of JSON the maps of a look are, each in full; no map is made for that."""
-    size = 0.0
-    for name, use in found.uses.items():
-        heads, (*_, columns, width) = use.attention.heads, use.kv.keys.shape
-        rows = sum(queries.shape[-2] for queries in use.queries)
-        size += heads * rows * columns * (4 / 3 if packed else 9)
-        size += heads * (rows + 2 * columns) * width * 16 / 3 * (name in vectors)
-    size += sum(one.weights.numel() for one in found.structures.values()) * (4 / 3 if packed else 9)
-    return round(size)
+def measure_maps(found: Look, options: Mapping[str, Any]) -> int:
+    """Roughly how many bytes of JSON the maps of a look are, in the forms that they are sent in; no map is made for
+    that. `options` are those of `Look.tree`."""
+    packed = options["packed"]
+    forms = found.plan(packed=packed, full=options["full"], room=options["room"])
+    size = sum(one.measure(forms[name], packed) for name, one in found.outlines.items()) * (1 if packed else DIGITS)
+    return size + sum(map(found.measure_vectors, options["vectors"]))

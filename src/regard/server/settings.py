@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from regard.config.settings import Count, Settings
+from regard.data.images import MOST_PIXELS
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NoneOrMore = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -28,6 +29,10 @@ class ServeSettings(Settings):
     """Bytes of a request."""
     max_characters: Count = 5000
     """Characters of one text."""
+    max_image: Count = 10_000_000
+    """Bytes of the file of an image. Where a run reads images, requests may be larger than `max_body` by that."""
+    max_pixels: Annotated[int, Field(ge=1, le=MOST_PIXELS)] = 25_000_000
+    """Pixels of an image; one that has more is refused before it is decoded."""
     max_items: Count = 100
     """Texts of one request."""
     max_look: Count = 10_000_000
