@@ -3,21 +3,33 @@
 import torch
 from oracles import entries
 
-from regard.config.data import ColumnsData, DocumentData, LabelledData, LineupData, ReverseData, SquadData
+from regard.config.data import (
+    ColumnsData,
+    DocumentData,
+    LabelledData,
+    LineupData,
+    ReverseData,
+    ShapesData,
+    SquadData,
+)
 from regard.config.run import Config
 from regard.config.text import TextConfig, Tokenization
 from regard.data.examples import Example, Words
+from regard.data.images import make_png
+from regard.data.shapes import draw_scene
 from regard.data.vocabulary import EOS, Vocabularies, Vocabulary
 from regard.tasks import find_task, make_task
 from regard.tasks.task import Answer, Token
 
 LETTERS = entries(12)
 LABELS = Vocabulary.learn(["good", "bad"], Tokenization(kind="label"))
+DRAWING = make_png(draw_scene(1, 24).pixels)
 GAME = "Kim 9 1 Lee 2 8 Park 5 5 | first 8 2 second 9 0"
 BLOCKS = {"size": 12, "heads": 3, "feedforward": 7}
 PAIRS, TEXTS = ReverseData(kind="reverse"), DocumentData(kind="text", train=("x",))
 COLUMNS = ColumnsData(kind="columns", train=("x",))
 LABELLED, QUESTIONS = LabelledData(kind="labelled", train=("x",)), SquadData(kind="squad", train=("x",))
+SHAPES, IMAGES = ShapesData(kind="shapes"), {"image_size": 16, "grid_size": 8, "strides": (2, 2)}
 KINDS = {
     "rnn": (PAIRS, {"kind": "rnn", "size": 6, "embedding": 5}),
     "rnn without attention": (PAIRS, {"kind": "rnn", "size": 6, "embedding": 5, "attention": "none"}),
@@ -55,6 +67,14 @@ KINDS = {
         {"kind": "tagger", "layers": 2, "encoder": "transformer", "pretrained": "x", **BLOCKS},
     ),
     "lineup": (LineupData(kind="lineup"), {"kind": "lineup", "skills": 2}),
+    "captioner": (SHAPES, {"kind": "captioner", "layers": 1, "embedding": 5, **IMAGES, **BLOCKS}),
+    "captioner without attention": (SHAPES, {"kind": "captioner", "spatial_attention": "none", **IMAGES, **BLOCKS}),
+    "captioner with a transformer": (
+        SHAPES,
+        {"kind": "captioner", "decoder": "transformer", "layers": 2, **IMAGES, **BLOCKS},
+    ),
+    "captioner with self-attention": (SHAPES, {"kind": "captioner", "self_attention": (1,), **IMAGES, **BLOCKS}),
+    "image classifier": (SHAPES, {"kind": "image classifier", "self_attention": (1,), **IMAGES}),
 }
 LABELLED_KINDS = (
     "classifier",
@@ -63,6 +83,7 @@ LABELLED_KINDS = (
     "classifier by the mean",
     "reader of words",
     "reader of sentences",
+    "image classifier",
 )
 
 
@@ -89,7 +110,7 @@ def made(kind):
 
 def a_source(task):
     """Something that a task can be asked, by the fields of its form."""
-    text = GAME if task.settings.kind == "lineup" else "abc de"
+    text = {"image": DRAWING}.get(task.form.fields[0]["name"], GAME if task.settings.kind == "lineup" else "abc de")
     return task.make_source({field["name"]: text for field in task.form.fields})
 
 

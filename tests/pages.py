@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from PIL import Image
 from serving import free_port, served
 
 import regard
@@ -137,6 +138,9 @@ TWO_STACKS = ("multi30k", "compression", "sae4k")
 
 def small_settings(recipe: str) -> list[str]:
     """Settings that make the model of a recipe small, and its training short."""
+    if recipe in ("shapes", "digits"):
+        own = [] if recipe == "digits" else ["model.size=16", "model.embedding=8", "data.examples=40"]
+        return [*SMALL, *own, "model.grid_size=8", "data.valid=4", "data.test=4"]
     stacks = ("encoder_layers", "decoder_layers") if recipe in TWO_STACKS else ("layers",)
     return [*SMALL, *SMALL_MODEL, *(f"model.{name}=1" for name in stacks)]
 
@@ -157,6 +161,9 @@ def put_data(folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
 
+    photo = Image.new("RGB", (40, 30), "white")
+    photo.paste((220, 30, 30), (4, 4, 18, 18))
+    photo.save(folder / "photo.jpg")
     for split, count in (("train", 90), ("val", 6), ("test_2016_flickr", 6)):
         put(f"multi30k/{split}.en.gz", "".join(f"two dogs run {n} times\n" for n in range(count)))
         put(f"multi30k/{split}.de.gz", "".join(f"zwei Hunde laufen {n} mal\n" for n in range(count)))

@@ -4,13 +4,16 @@ import torch
 
 from regard.config.run import Config
 from regard.data.batching import collate
-from regard.data.examples import Example, Ledger, Question
+from regard.data.examples import Example, Image, Ledger, Question
+from regard.data.images import make_png
+from regard.data.shapes import draw_scene
 from regard.data.vocabulary import Vocabularies, Vocabulary
 from regard.tasks import make_task
 
 SMALL = {"size": 16, "feedforward": 24, "heads": 2, "dropout": 0.0}
 LABELS = {"source": {"kind": "word"}, "target": {"kind": "label"}}
 WORDS = {"source": {"kind": "word"}}
+IMAGES = {"image_size": 16, "grid_size": 8, "strides": (2, 2)}
 MODELS = {
     "rnn": ({"kind": "rnn", "size": 16, "embedding": 8, "dropout": 0.0}, WORDS),
     "transformer": ({"kind": "transformer", **SMALL, "encoder_layers": 2, "decoder_layers": 2}, WORDS),
@@ -25,6 +28,9 @@ MODELS = {
         LABELS,
     ),
     "reader of spans": ({"kind": "reader", **SMALL, "layers": 1}, WORDS),
+    "captioner": ({"kind": "captioner", **SMALL, "embedding": 8, **IMAGES, "self_attention": (1,)}, WORDS),
+    "captioner with a transformer": ({"kind": "captioner", **SMALL, "decoder": "transformer", **IMAGES}, WORDS),
+    "image classifier": ({"kind": "image classifier", "dropout": 0.0, **IMAGES}, LABELS),
 }
 """Settings of the model and of its text, by name."""
 TEXTS = ("red dog runs", "the old cat sees a bird", "blue", "a big bird sees the red dog")
@@ -37,6 +43,10 @@ def make_examples(name):
     if name.startswith("reader"):
         sources = [Question("who runs ?", f"{text} . so it is .") for text in TEXTS]
         return [Example(source, source.context.split()[0], "here") for source in sources]
+    if name.startswith(("captioner", "image")):
+        images = [Image(f"{seed}", data=make_png(draw_scene(seed, 24).pixels)) for seed in range(len(TEXTS))]
+        labels = ("animal", "colour") * 2 if name.startswith("image") else TEXTS
+        return [Example(image, label, "here") for image, label in zip(images, labels, strict=True)]
     if name == "classifier":
         return [Example(text, ("animal", "colour")[number % 2], "here") for number, text in enumerate(TEXTS)]
     return [Example(text, " ".join(reversed(text.split())), "here") for text in TEXTS]
@@ -49,7 +59,7 @@ def prepare_task(name):
     config = Config.model_validate({"data": data, "text": {**text, "max_length": 24}, "model": model})
     examples = make_examples(name)
     source = Vocabulary.learn([*(str(one.source) for one in examples), *TEXTS], config.text.source)
-    target = source
+    target = source  # of images, that of their captions
     if config.text.target is not None:
         target = Vocabulary.learn([one.target for one in examples], config.text.target)
     return make_task(config, Vocabularies(source, target)), examples

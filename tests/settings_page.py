@@ -3,7 +3,7 @@
 import json
 from typing import Any, Literal, get_args, get_origin
 
-from regard.config import data, model, run, structure, text
+from regard.config import data, model, run, structure, text, vision
 from regard.config.settings import Settings
 from regard.tasks import TASKS
 
@@ -24,11 +24,19 @@ PARTS: list[tuple[str, str, list[type[Settings]]]] = [
         "A path in a file begins at the folder of that file, one in `--set` at the current folder. It may begin with "
         "`~` or an environment variable, such as `$REGARD_DATA`. A name that ends in `.gz` is gzipped.",
         [
-            *(data.FileData, data.ParallelData, data.Sides, data.ListedData, data.TableData, data.JsonData),
+            *(
+                data.FileData,
+                data.ParallelData,
+                data.Sides,
+                data.ListedData,
+                data.TextData,
+                data.TableData,
+                data.JsonData,
+            ),
             *(data.LabelledData, data.StoryData, data.SquadData, data.ColumnsData, data.ConlluData),
-            data.DocumentData,
+            *(data.DocumentData, data.CaptionData),
             *(data.GeneratedData, data.ReverseData, data.NumbersData, data.DatesData, data.TransduceData),
-            *(data.LineupData, data.ListopsData),
+            *(data.LineupData, data.ListopsData, data.ShapesData, data.DigitsData),
         ],
     ),
     ("`[text]`: text and tokens", "", [text.TextConfig, text.Tokenization]),
@@ -39,6 +47,7 @@ PARTS: list[tuple[str, str, list[type[Settings]]]] = [
             *(model.Seq2SeqConfig, model.RNNConfig, model.BlockConfig, model.TransformerConfig),
             *(model.LanguageModelConfig, model.EncoderConfig, model.ClassifierConfig, model.ReaderConfig),
             *(structure.TaggerConfig, structure.LineupConfig),
+            *(vision.VisionConfig, vision.CaptionerConfig, vision.ImageClassifierConfig),
         ],
     ),
     ("`[train]`: learning", "", [run.TrainConfig]),

@@ -11,10 +11,10 @@ import regard
 
 SOURCES = Path(regard.__file__).parent
 ROOMS = {
-    "config": ["settings", "data", "text", "model", "structure", "run", "toml"],
+    "config": ["settings", "data", "text", "model", "structure", "vision", "run", "toml"],
     "data": [
-        *("examples", "files", "vocabulary", "cutting", "synthetic", "columns", "formats", "splits", "encoding"),
-        "batching",
+        *("examples", "files", "images", "shapes", "digits", "vocabulary", "encoding", "cutting", "synthetic"),
+        *("columns", "captions", "formats", "splits", "batching"),
     ],
     "attention": [
         "masks",
@@ -28,18 +28,24 @@ ROOMS = {
         "linformer",
         "sparse",
     ],
-    "nn": ["layers", "attention", "kv_cache", "state", "transformer", "recurrent", "loss", "word_vectors"],
+    "nn": [
+        *("layers", "attention", "kv_cache", "state", "transformer", "recurrent", "loss", "word_vectors"),
+        *("torch_weights", "vision", "backbones"),
+    ],
     "tasks": [
         *("answers", "axes", "page", "task", "generation", "seq2seq", "language_model", "lineup", "encoder"),
-        *("embedding", "classification", "question_answering", "tagging", "__init__"),
+        *("classification", "question_answering", "tagging", "vision", "__init__"),
     ],
-    "training": ["device", "lock", "manifest", "checkpoint", "prepare", "trainer"],
+    "training": ["device", "lock", "manifest", "checkpoint", "trainer", "memory", "prepare"],
     "inference": [
         *("constraints", "beam_search", "sampling", "engine", "predictor", "degeneration", "ctranslate2_model"),
         *("ctranslate2_engine", "load"),
     ],
     "evaluation": ["metrics", "evaluate", "fit", "cost"],
-    "explain": ["recorder", "attention_maps", "plots", "look", "marginals", "vectors"],
+    "explain": [
+        *("recorder", "strips", "attention_maps", "uses", "plots", "overlays", "look", "alignment", "marginals"),
+        "vectors",
+    ],
     "formats": ["architectures", "tokenizers", "gguf", "huggingface_import", "huggingface_export", "ctranslate2"],
     "server": [
         *("settings", "schemas", "batcher", "service", "keys", "middleware", "bodies", "libretranslate"),
@@ -109,7 +115,7 @@ def test_rooms_are_small_and_introduce_themselves():
 
 MODELS = (
     "Classifier", "Reader", "TextEncoder", "LanguageModel", "Seq2Seq", "RecurrentSeq2Seq", "Transformer",
-    "PointerGenerator", "Writer", "Tagger", "Lineup",
+    "PointerGenerator", "Writer", "Tagger", "Lineup", "Captioner", "ImageClassifier",
 )  # fmt: skip
 """Models; settings of models end in Config, tasks in Task."""
 ASKED = ("kind", "verb", "architecture")
@@ -125,7 +131,7 @@ def names_a_kind(node):
 
 SETTINGS = (
     "RNN", "Transformer", "LanguageModel", "Encoder", "Classifier", "Reader", "Block", "Seq2Seq", "Model", "Lineup",
-    "Tagger",
+    "Tagger", "Vision", "Captioner", "ImageClassifier",
 )  # fmt: skip
 
 

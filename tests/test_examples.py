@@ -51,6 +51,7 @@ PLAYED = {
     "docs/engine.md",
     "docs/tagging.md",
     "docs/long.md",
+    "docs/captions.md",
 }
 """Pages whose blocks run below; those of docs/tasks.md run in test_tasks.py."""
 
@@ -233,6 +234,15 @@ def test_the_page_of_taggers(tmp_path):
     (answers,) = (text for command, text in said.items() if "predict" in command)
     assert answers.split("\t")[0] == "B-PER O B-PER O B-LOC O"
     assert "B-PER" in (tmp_path / "names.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_page_of_captions(tmp_path):
+    small = ["train.steps=3", "train.validate_every=3", "data.examples=40", "data.valid=4", "data.test=4"]
+    said = play("docs/captions.md", tmp_path, small=[*small, "model.grid_size=8"])
+    scores = [text for command, text in said.items() if command.startswith("regard evaluate")]
+    assert "pointing" in scores[0]
+    assert "accuracy" in scores[1]
 
 
 @pytest.mark.slow
