@@ -203,6 +203,7 @@ def test_the_page_of_the_server(tmp_path, monkeypatch):
     classifier_run(runs / "trec", steps=2)
     reader_run(runs / "squad", "span", steps=2)
     train_small("shakespeare", runs / "shakespeare", monkeypatch, *small_settings("shakespeare"))
+    train_small("shapes", runs / "captions", monkeypatch, *small_settings("shapes"))
     said = play("docs/serve.md", tmp_path)
     (shown,) = (json.loads(block.text) for block in blocks("docs/serve.md", "json"))
     (found,) = (json.loads(answer) for command, answer in said.items() if '"squad"' in command)
