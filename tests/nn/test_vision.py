@@ -18,7 +18,7 @@ from regard.explain.recorder import record
 from regard.nn import backbones
 from regard.nn.backbones import VARIANTS, Conv, EfficientNetLite, find_weights, keep_buffers, make_image_encoder
 from regard.nn.torch_weights import read_torch_weights
-from regard.nn.vision import RATE, PatchEncoder, ResidualCNN, SpatialAttention
+from regard.nn.vision import RATE, ConvBlock, PatchEncoder, ResidualCNN, SpatialAttention
 
 close = torch.testing.assert_close
 BLOCK = BlockConfig(kind="patches", size=12, heads=3, feedforward=20, dropout=0.0)
@@ -91,6 +91,24 @@ def test_cells_keep_their_places():
 
 
 # --- from scratch ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("side", [6, 7])
+def test_the_shortcut_of_a_block_takes_every_second_cell(side):
+    block, x = ConvBlock(2, 3, stride=2), torch.randn(2, 2, side, side)
+    active = torch.relu(block.norms[0](x))
+    inner = block.second(torch.relu(block.norms[1](block.first(active))))
+    close(block(x) - inner, F.conv2d(active, block.shortcut.weight, stride=2), **EXACT)
+
+
+def test_few_channels_are_learned_in_a_process_that_lives():
+    """A strided 1x1 convolution of fewer than 8 channels corrupts memory on processors with AVX2 alone."""
+    for _ in range(20):
+        x = torch.randn(5, 4, 6, 6).contiguous(memory_format=torch.channels_last).requires_grad_()
+        block = ConvBlock(4, 8, stride=2)
+        block(x).square().sum().backward()
+        assert all(part.grad.isfinite().all() for part in block.parameters())
 
 
 @pytest.mark.parametrize(
