@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import hashlib
 import os
+import platform
 import shutil
 import tempfile
 import time
@@ -24,6 +25,10 @@ from regard.training.checkpoint import make_folder
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu tanh": "GELUTanh", "silu": "SWISH"}
 DAY = 24 * 3600.0
+if platform.machine().lower() in ("x86_64", "amd64"):
+    # CTranslate2 reads this when it is imported. It would take oneDNN on processors that are not Intel's, whose int8
+    # products are wrong where there is AVX2 but no VNNI.
+    os.environ.setdefault("CT2_USE_MKL", "1")
 
 
 def get_library() -> Any:
