@@ -57,19 +57,20 @@ def show_costs(
         costs.append(found)
         took = f"{1000 * found.forward:,.1f} ms forward, {1000 * found.both:,.1f} with backward"
         say(f"{found.layer} {found.n:,} tokens: {took}, {found.memory / 1e6:,.1f} MB")
-    table = Table("layer", "work", "fitted", "steps", "counted", "path", "layers to see all", "beats full from")
+    table = Table("layer", "work", "time", "memory", "steps", "counted", "path", "layers to see all", "beats full from")
     for name in names:
         own, layer = [one for one in costs if one.layer == name and one.n >= LONG], costs_of.LAYERS[name]
-        fitted = (
-            f"n^{costs_of.fit_exponent([one.n for one in own], [one.both for one in own]):.2f}" if len(own) > 1 else "-"
-        )
+        fitted = [
+            f"n^{costs_of.fit_exponent([one.n for one in own], values):.2f}" if len(own) > 1 else "-"
+            for values in ([one.both for one in own], [one.memory for one in own])
+        ]
         steps = " / ".join(f"{costs_of.count_steps(name, n, costs_of.SMALL):,}" for n in SHORT)
         reach = " / ".join(f"{costs_of.count_layers(name, n, costs_of.SMALL):,}" for n in SHORT)
         crossing = costs_of.find_crossing(costs, name)
         beats = "" if name == "self-attention" else "-" if crossing is None else f"{crossing:,} tokens"
-        table.add_row(name, layer.work, fitted, layer.steps, steps, layer.path, reach, beats)
+        table.add_row(name, layer.work, *fitted, layer.steps, steps, layer.path, reach, beats)
     out.print(table)
-    say(f"fitted: the time with backward, from {LONG:,} tokens on; counted: at {' / '.join(map(str, SHORT))} tokens")
+    say(f"time with backward and memory: fitted from {LONG:,} tokens on; counted: at {' / '.join(map(str, SHORT))} tokens")
     if picture is not None:
         lines = {name: [(one.n, one.both) for one in costs if one.layer == name] for name in names}
         save_lines(picture, {name: points for name, points in lines.items() if points}, "tokens", "seconds")
