@@ -10,6 +10,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, overload
 
@@ -138,7 +139,12 @@ def stack_pictures(pictures: Sequence[Picture]) -> Tensor:
     """Features (batch, cells, depth) of 16 bits if those of all are kept, else pixels (batch, 3, size, size)."""
     kept = [picture.features() for picture in pictures]
     found = [one for one in kept if one is not None]
-    return torch.stack(found if len(found) == len(kept) else [picture.pixels() for picture in pictures])
+    return torch.stack(found) if len(found) == len(kept) else stack_pixels(pictures)
+
+
+def stack_pixels(pictures: Sequence[Picture]) -> Tensor:
+    """Bytes (batch, 3, size, size)."""
+    return torch.stack([picture.pixels() for picture in pictures])
 
 
 def find_cache() -> Path:
@@ -205,13 +211,17 @@ class Features:
         """Compute what is missing: pixels (batch, 3, size, size) -> features (batch, cells, depth). Every image is
         decoded once."""
         missing = list({picture.key: picture for picture in pictures if picture.key not in self.places}.values())
+        parts = [missing[start : start + BATCH] for start in range(0, len(missing), BATCH)]
         made: list[Tensor] = []
         keys: list[str] = []
-        for start in range(0, len(missing), BATCH):
-            part = missing[start : start + BATCH]
-            made.append(encode(torch.stack([one.pixels() for one in part])).half().cpu())
-            keys += [one.key for one in part]
-            if len(keys) >= SHARD or start + BATCH >= len(missing):
-                self.add(keys, torch.cat(made))
-                made, keys = [], []
-            report(min(start + BATCH, len(missing)), len(missing))
+        with ThreadPoolExecutor(1) as reader:  # the next images are decoded while these are encoded
+            ahead = [reader.submit(stack_pixels, part) for part in parts[:1]]
+            for number, part in enumerate(parts, 1):
+                pixels = ahead.pop().result()
+                ahead += [reader.submit(stack_pixels, following) for following in parts[number : number + 1]]
+                made.append(encode(pixels).half().cpu())
+                keys += [one.key for one in part]
+                if len(keys) >= SHARD or number == len(parts):
+                    self.add(keys, torch.cat(made))
+                    made, keys = [], []
+                report(min(number * BATCH, len(missing)), len(missing))
