@@ -43,7 +43,7 @@ def show_costs(
     lengths: Sequence[int], sizes: "Sizes", names: Sequence[str], limit: float, picture: Path | None
 ) -> None:
     """Measure layers, and show time, memory, fitted exponents, steps and reach beside what the books say."""
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from regard.cli.console import out, say
     from regard.evaluation import cost as costs_of
@@ -57,7 +57,8 @@ def show_costs(
         costs.append(found)
         took = f"{1000 * found.forward:,.1f} ms forward, {1000 * found.both:,.1f} with backward"
         say(f"{found.layer} {found.n:,} tokens: {took}, {found.memory / 1e6:,.1f} MB")
-    table = Table("layer", "work", "time", "memory", "steps", "counted", "path", "layers to see all", "beats full from")
+    first = Column("layer", no_wrap=True, min_width=max(map(len, names)))
+    table = Table(first, "work", "time", "memory", "steps", "counted", "path", "layers to see all", "beats full from")
     for name in names:
         own, layer = [one for one in costs if one.layer == name and one.n >= LONG], costs_of.LAYERS[name]
         fitted = [
@@ -70,7 +71,7 @@ def show_costs(
         beats = "" if name == "self-attention" else "-" if crossing is None else f"{crossing:,} tokens"
         table.add_row(name, layer.work, *fitted, layer.steps, steps, layer.path, reach, beats)
     out.print(table)
-    say(f"time with backward and memory: fitted from {LONG:,} tokens on; counted: at {' / '.join(map(str, SHORT))} tokens")
+    say(f"time with backward, memory: from {LONG:,} tokens on; counted: at {' / '.join(map(str, SHORT))} tokens")
     if picture is not None:
         lines = {name: [(one.n, one.both) for one in costs if one.layer == name] for name in names}
         save_lines(picture, {name: points for name, points in lines.items() if points}, "tokens", "seconds")
