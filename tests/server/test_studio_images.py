@@ -17,7 +17,7 @@ from regard.explain.overlays import spread
 from regard.server.settings import ServeSettings
 
 expect = pytest.importorskip("playwright.sync_api").expect
-pytestmark = [*(marks if isinstance(marks, list) else [marks]), pytest.mark.weekly]  # two of them depend on timing
+pytestmark = marks
 
 DROP = """([kind, data]) => {
   const bytes = Uint8Array.from(atob(data), (one) => one.charCodeAt(0)), files = new DataTransfer();
@@ -38,6 +38,9 @@ def predictors(tmp_path_factory, tiny_run):
     captions = image_run(
         folder / "captions", "shapes", "model.self_attention=[1]", "decode.min_length=4", "decode.beam_size=2"
     )
+    for name, weight in captions.model.named_parameters():
+        if name.startswith("decoder.attention"):
+            weight.data.mul_(4)  # as of a model that has learned to look: maps are sent as bytes
     blind = image_run(folder / "blind", "shapes", "model.spatial_attention=none")
     digits = image_run(folder / "digits", "digits")
     return {"captions": captions, "blind": blind, "digits": digits, "text": regard.load(tiny_run, device="cpu")}
@@ -84,19 +87,20 @@ def test_an_image_is_described_however_it_comes(page, url, predictors, way):
 
 
 def test_a_word_that_is_clicked_lights_up_where_it_looked(page, url, predictors):
+    found = regard.look(predictors["captions"], Image("image", data=DATA))  # before the server's thread uses the model
+    weights, rows, _ = found.label()
     open_studio(page, url)
     drop(page)
-    answer = shown(page)
-    found = regard.look(predictors["captions"], Image("image", data=DATA), target=answer)
-    weights, rows, _ = found.label()
+    assert shown(page) == found.answer.text
     pictures = []
     for row in (0, len(rows) - 1):
         page.locator('.line[data-of="query"] .token').nth(row).click()
         page.mouse.move(5, 5)
-        expect(page.locator(".overlay figcaption")).to_contain_text(f"‘{rows[row]}’ looks")
-        caption = page.locator(".overlay figcaption").inner_text()
-        shares = [float(number) for number in re.findall(r"[\d.]+(?= %)", caption)]
-        assert shares == [pytest.approx(100 * float(weights[row].max()), abs=0.7)]  # of a byte, in whole percents
+        expect(page.locator("select[name=row]")).to_have_value(str(row))
+        share = 100 * float(weights[row].max())
+        shares = "|".join(str(round(share + more)) for more in (-0.5, 0, 0.5))  # of a byte, in whole percents
+        said = re.compile(rf"‘{re.escape(rows[row])}’ looks.*\b({shares}) %")  # another row may have the same word
+        expect(page.locator(".overlay figcaption")).to_contain_text(said)
         pictures.append(torch.tensor(page.evaluate(PIXELS)).view(341, 512)[20:-20, 20:-20].float())
         light = spread(weights[row][None], (3, 3), 341, 512)[0][20:-20, 20:-20]
         white = torch.zeros(341, 512, dtype=torch.bool)
@@ -146,9 +150,9 @@ def test_a_cell_that_is_pointed_at_lights_up_the_words_that_look_there(page, url
     page.wait_for_load_state("networkidle")  # what comes later would draw the canvas again
     page.locator(".overlay canvas").focus()
     page.keyboard.press("ArrowDown")
-    page.wait_for_function("document.querySelector('.looks h3').innerText.includes('‘1,0’')")
+    expect(page.locator(".looks h3")).to_contain_text("‘1,0’")
     page.keyboard.press("Tab")
-    page.wait_for_function("!document.querySelector('.looks h3').innerText.includes('‘1,0’')")
+    expect(page.locator(".looks h3")).not_to_contain_text("‘1,0’")
 
 
 def test_what_is_wrong_with_an_image_is_said(page, url):
@@ -159,7 +163,7 @@ def test_what_is_wrong_with_an_image_is_said(page, url):
     assert not page.locator(".drop img").is_visible()
     page.wrong.clear()  # the browser logs the status
     drop(page, DATA + b"\0" * 60_000)
-    page.wait_for_function("document.getElementById('error').innerText.includes('bytes')")
+    expect(page.locator("#error")).to_contain_text("bytes")
     page.wrong.clear()
     drop(page, animated())
     page.wait_for_selector(".flags")
@@ -200,7 +204,7 @@ def test_a_file_that_stands_alone(page, predictors, tmp_path):
     regard.look(predictors["captions"], Image("a scene", data=DATA)).save(tmp_path / "why.html")
     page.goto(f"file://{tmp_path / 'why.html'}")
     page.wait_for_selector(".overlay canvas")
-    page.wait_for_function("document.querySelector('.overlay figcaption').innerText.includes('‘')")
+    expect(page.locator(".overlay figcaption")).to_contain_text("‘")
     tree = json.loads(page.locator("#tree").text_content())
     assert set(tree["image"]["grids"]) == {"key", "6x6"}
     assert [one for one in page.asked if not one.startswith(("file:", "data:"))] == []
