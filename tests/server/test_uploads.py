@@ -99,6 +99,19 @@ def test_an_image_is_decoded_once(client, monkeypatch):
         assert len(decoded) == number
 
 
+def test_images_that_come_together_are_decoded_once_each(client, monkeypatch):
+    decoded = []
+    turn = images.turn
+    monkeypatch.setattr(images, "turn", lambda image: decoded.append(1) or turn(image))
+    files = [saved(scene((40, 30 + number))) for number in range(8)]
+    threads = [threading.Thread(target=send, args=(client, data)) for data in files]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(decoded) == len(files)
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 NOISE = bytes(range(256)) * 70
@@ -123,6 +136,22 @@ def test_bad_images(client, name, path):
     assert refused(send(client, data, path), status, words)
     response = client.post(path, json={"image": base64.b64encode(data).decode()})
     assert refused(response, status, words)
+
+
+@pytest.mark.parametrize("charset", ["punycode", "raw_unicode_escape"])
+def test_a_form_of_another_character_set_is_refused_unread(client, charset):
+    """punycode would take time with the square of the length."""
+    body = b'--B\r\nContent-Disposition: form-data; name="text"\r\n\r\n' + b"a" * 2000 + b"\r\n--B--\r\n"
+    kind = f"multipart/form-data; boundary=B; charset={charset}"
+    for path in ("/v1/predict", "/translate"):
+        response = client.post(path, content=body, headers={"Content-Type": kind})
+        assert (response.status_code, "UTF-8" in response.text) == (400, True)
+
+
+def test_forms_of_deep_json_or_of_many_fields(client):
+    assert refused(send(client, saved(scene()), settings="[" * 2500), 422, "expected JSON.")
+    many = {f"field{number}": "1" for number in range(30)}
+    assert refused(send(client, saved(scene()), **many), 400, "the form cannot be read: Too many fields")
 
 
 def test_what_is_too_large_is_refused_before_it_is_decoded(client, monkeypatch):

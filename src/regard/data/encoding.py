@@ -9,6 +9,7 @@ import functools
 import hashlib
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -126,13 +127,37 @@ class Picture(Sequence[int]):
         return hashlib.blake2b(read_file(self.image), digest_size=16).hexdigest()
 
     def pixels(self) -> Tensor:
-        """What is seen: bytes (3, size, size)."""
+        """What is seen: bytes (3, size, size). Of images that are sent, whoever checked one has decoded it before."""
+        if not self.image.data:
+            return self.decode().pixels
+        place = (self.key, self.size)
+        square = SQUARES.pop(place, None) or self.decode()
+        SQUARES[place] = square
+        while len(SQUARES) > MOST_SQUARES:
+            SQUARES.popitem(last=False)
+        self.note = square.note
+        return square.pixels
+
+    def decode(self) -> "Square":
+        """What is seen, and what a user should know of how it was read."""
         image, self.note = read_image(read_file(self.image), str(self.image))
-        return torch.from_numpy(to_pixels(image, self.size)).permute(2, 0, 1)
+        return Square(torch.from_numpy(to_pixels(image, self.size)).permute(2, 0, 1), self.note)
 
     def features(self) -> Tensor | None:
         """What a frozen encoder made of it (cells, depth), if that was kept."""
         return self.kept.get(self.key) if self.kept else None
+
+
+class Square(NamedTuple):
+    """A decoded image."""
+
+    pixels: Tensor  # bytes (3, size, size)
+    note: str | None
+
+
+SQUARES: OrderedDict[tuple[str, int], Square] = OrderedDict()
+"""Images that were sent and decoded last, by the hash of their file and their size."""
+MOST_SQUARES = 128
 
 
 def stack_pictures(pictures: Sequence[Picture]) -> Tensor:

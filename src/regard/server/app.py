@@ -105,7 +105,7 @@ def own_routes(service: Service, guarded: Sequence[Any]) -> APIRouter:
         asked = [body.given()] if body.texts is None else [{"text": text} for text in body.texts]
         sources = [predictor.task.make_source(one) for one in asked]
         service.check(sources)
-        await service.check_images(sources)
+        await service.check_images(predictor, sources)
         settings = schemas.decode_settings(predictor, body.settings)
         found = await service.answers(name, sources, body.best, settings, logprobs=body.logprobs)
         trees = [[describe_answer(answer, body.logprobs) for answer in answers] for answers in found]
@@ -118,7 +118,7 @@ def own_routes(service: Service, guarded: Sequence[Any]) -> APIRouter:
         predictor = service.predictors[name]
         source = predictor.task.make_source(body.given())
         service.check([source, body.target or ""])
-        await service.check_images([source])
+        await service.check_images(predictor, [source])
         settings = schemas.decode_settings(predictor, body.settings)
         options = {"packed": body.packed, "full": body.full, "vectors": body.vectors}
         found = await service.look(name, source, body.best, settings, options, body.target)

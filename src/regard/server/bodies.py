@@ -7,6 +7,7 @@ from urllib.parse import parse_qsl
 
 from fastapi import Request
 from fastapi.routing import APIRoute
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -14,8 +15,8 @@ from starlette.responses import Response
 from regard.server.schemas import UPLOADS
 from regard.server.settings import RefusedError
 
-MOST_FIELDS = 1000
-"""Fields of a form."""
+MOST_FIELDS, MOST_UPLOADED = 1000, 20
+"""Fields of a form, and of one with an image."""
 NO_UTF8 = RefusedError(400, "the form is not UTF-8. Send it so, percent-encoded or not.")
 TEXTS = ("model", "text", "question", "context", "target", "image")
 """Fields of a form that are no JSON."""
@@ -101,9 +102,17 @@ async def read_parts(request: Request) -> list[tuple[str, Any]]:
         body.decode()
     except UnicodeDecodeError as error:
         raise NO_UTF8 from error
+    check_charset(request)
     check_end(body)
     async with request.form(max_files=0, max_fields=MOST_FIELDS, max_part_size=len(body)) as form:
         return list(form.multi_items())
+
+
+def check_charset(request: Request) -> None:
+    """Refuse a form that names a character set of its own: some of Python's decoders take quadratic time."""
+    named = parse_options_header(request.headers.get("content-type", ""))[1].get(b"charset", b"utf-8")
+    if named.lower() not in (b"utf-8", b"utf8"):
+        raise NO_UTF8
 
 
 def check_end(body: bytes) -> None:
@@ -116,9 +125,10 @@ async def read_upload(request: Request) -> dict[str, Any]:
     """A multipart form as the object that JSON would be: `image` is the bytes of a file; `settings`, `best` and other
     fields that are no texts are JSON."""
     body = await request.body()
+    check_charset(request)
     check_end(body)
     try:
-        async with request.form(max_files=1, max_fields=MOST_FIELDS, max_part_size=len(body)) as form:
+        async with request.form(max_files=1, max_fields=MOST_UPLOADED, max_part_size=len(body)) as form:
             return make_object([(name, await read_field(name, value, body)) for name, value in form.multi_items()])
     except HTTPException as error:
         raise RefusedError(400, f"the form cannot be read: {error.detail}") from error
@@ -136,5 +146,5 @@ async def read_field(name: str, value: UploadFile | str, body: bytes) -> Any:
         raise NO_UTF8
     try:
         return value if name in TEXTS else read_json(value.encode())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RefusedError(422, f"{name[:100]} is {value[:100]!r}, expected JSON.") from error

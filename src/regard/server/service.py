@@ -4,12 +4,13 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from regard.config.run import DecodeConfig
 from regard.config.toml import suggest
 from regard.data.examples import Image, Source
-from regard.data.images import FormatError, PixelsError, open_image, read_image
+from regard.data.images import FormatError, PixelsError, open_image
 from regard.errors import DataError, InputError
 from regard.explain.look import Look, look_steps
 from regard.inference.degeneration import flag_answers
@@ -30,7 +31,8 @@ class Service:
         self.predictors, self.settings, self.metrics = dict(predictors), settings, Metrics()
         self.batcher = Batcher(settings, self.metrics)
         self.since = int(time.time())
-        self.decoding = asyncio.Semaphore()  # images are decoded one by one: each may need a hundred megabytes
+        self.decoder = ThreadPoolExecutor(1)
+        """Decodes images one by one, for each may need a hundred megabytes; also those of clients that have gone."""
 
     def speaking(self, protocol: str) -> dict[str, Predictor]:
         """The models that can be asked by another server's protocol."""
@@ -61,19 +63,23 @@ class Service:
         """Whether any model is asked with an image."""
         return any(field["name"] == "image" for one in self.predictors.values() for field in one.task.form.fields)
 
-    async def check_images(self, sources: Sequence[Source]) -> None:
-        """Refuse images that are beyond the limits, or that cannot be decoded."""
+    async def check_images(self, predictor: Predictor, sources: Sequence[Source]) -> None:
+        """Refuse images that are beyond the limits, or that cannot be decoded. The model finds the pixels of those that
+        can be where its task keeps them."""
         for image in (source for source in sources if isinstance(source, Image)):
             if len(image.data) > self.settings.max_image:
                 size = f"{len(image.data):,} bytes, at most {self.settings.max_image:,}"
                 raise RefusedError(413, f"{image} has {size} are taken. Shrink it.")
             try:
                 open_image(image.data, str(image), self.settings.max_pixels)
-                async with self.decoding:
-                    await asyncio.to_thread(read_image, image.data, str(image))
-            except DataError as error:
-                statuses = {PixelsError: 413, FormatError: 415}
-                raise RefusedError(statuses.get(type(error), 422), str(error)) from error
+                decoded = asyncio.get_running_loop().run_in_executor(
+                    self.decoder, predictor.task.check_source, image, str(image)
+                )
+                await decoded
+            except (DataError, InputError) as error:
+                statuses: dict[type, int] = {PixelsError: 413, FormatError: 415}
+                kind = type(error.__cause__ if isinstance(error, InputError) else error)
+                raise RefusedError(statuses.get(kind, 422), str(error)) from error
 
     async def answers(
         self, name: str, sources: Sequence[Source], best: int, settings: DecodeConfig, *, logprobs: bool = False

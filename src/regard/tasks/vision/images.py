@@ -1,6 +1,7 @@
 """What tasks that read images share: paths and uploads become pictures, pictures a grid, and what a frozen encoder
 makes of them is kept."""
 
+import contextlib
 import functools
 import hashlib
 import io
@@ -120,7 +121,8 @@ class ImageTask(Task):
         if not isinstance(image, Image):
             raise InputError(f"{where} is {type(source).__name__}, expected an image.")
         if image.strip() and not image.place:  # what lies in a folder of data was checked when that was read
-            open_source(image)
+            with said_of_input():
+                self.picture(image).pixels()
 
     def picture(self, source: Source) -> Picture:
         """A source as the model reads it."""
@@ -173,9 +175,16 @@ def get_image(ids: Sequence[int]) -> Image:
 
 
 def open_source(image: Image) -> Opened:
-    """The image that a user sent or named; what is wrong with it is wrong input."""
-    try:
+    """The image that a user sent or named."""
+    with said_of_input():
         return read_image(read_file(image), str(image))
+
+
+@contextlib.contextmanager
+def said_of_input() -> Iterator[None]:
+    """What is wrong with the data of an image that a user sent or named is wrong input."""
+    try:
+        yield
     except DataError as error:
         raise InputError(str(error)) from error
 
