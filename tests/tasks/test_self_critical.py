@@ -4,18 +4,24 @@ import itertools
 
 import pytest
 import torch
+from images import SCENES, SMALL
 from test_captioning import WORDS, images, made
 from torch.testing import assert_close
 
 from regard.config.data import ShapesData
 from regard.config.run import Config, DecodeConfig, TrainConfig
 from regard.config.text import TextConfig
+from regard.config.toml import read
 from regard.data.batching import Row, collate, pad_sources
 from regard.data.vocabulary import BOS, EOS, PAD, Vocabularies
+from regard.errors import ConfigError
+from regard.evaluation.fit import fit
 from regard.inference.predictor import Predictor
 from regard.tasks import make_task
 from regard.tasks.vision.caption_metrics import count_documents, score_cider
 from regard.tasks.vision.self_critical import Critic, write_both
+from regard.training.checkpoint import load_tensors
+from regard.training.prepare import resume_run, start_run
 
 TEXTS = ["red circle above blue square", "green star below blue circle", "red star and green square"]
 
@@ -133,3 +139,22 @@ def test_captions_get_better_by_their_own_scores():
         model(critic.judge(model, rows)).total.backward()
         optimizer.step()
     assert mean() > before + 0.5
+
+
+def test_a_training_that_was_stopped_while_it_samples_goes_on_bit_for_bit(tmp_path):
+    """What an update samples is drawn when the update is made, not before."""
+    changes = [*SMALL, *SCENES, "model.self_critical_steps=4", "train.steps=6", "train.validate_every=6"]
+    config = read("shapes", changes)
+    whole, parts, done = tmp_path / "whole", tmp_path / "parts", []
+    fit(start_run(config, whole), whole, lambda event: None, device="cpu")
+    stop = lambda: len(done) >= 4  # noqa: E731
+    note = lambda event: done.append(event) if event.kind == "step" else None  # noqa: E731
+    fit(start_run(config, parts), parts, note, device="cpu", stop=stop)
+    fit(resume_run(parts), parts, lambda event: None, device="cpu")
+    left, right = (load_tensors(folder / "model.safetensors") for folder in (whole, parts))
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_the_last_updates_are_not_known_of_a_training_by_the_clock():
+    with pytest.raises(ConfigError, match=r"self_critical_steps are the last of train\.steps: leave"):
+        read("shapes", ["model.self_critical_steps=4", "train.minutes=1"])

@@ -53,6 +53,10 @@ class VisionConfig(ModelConfig):
         stages = len(self.strides)
         if self.image_encoder == "cnn" and self.grid_size % 2 ** (stages - 1):
             raise ValueError(f"grid_size {self.grid_size} cannot be halved {stages - 1} times, for {stages} stages")
+        if self.image_encoder == "patches" and self.grid_size % self.attention_heads:
+            raise ValueError(f"grid_size {self.grid_size} is not a multiple of attention_heads {self.attention_heads}")
+        if self.image_encoder == "patches" and self.image_size % self.patch:
+            raise ValueError(f"image_size {self.image_size} cannot be cut into patches of {self.patch} pixels")
         if any(stage >= stages for stage in self.self_attention):
             raise ValueError(f"self_attention {list(self.self_attention)} has stages above {stages - 1}, the last")
         if self.self_attention and self.image_encoder != "cnn":
@@ -112,6 +116,8 @@ class CaptionerConfig(BlockConfig, VisionConfig):
 
     def check(self, config: "Config") -> None:
         VisionConfig.check(self, config)
+        if self.self_critical_steps and config.train.minutes:
+            raise ValueError("self_critical_steps are the last of train.steps: leave train.minutes out")
 
 
 class ImageClassifierConfig(VisionConfig):

@@ -132,11 +132,11 @@ def train(
     progress = resume(model, optimizer, run)
     progress.precision = f"{next(model.parameters()).device.type} {str(precision).removeprefix('torch.')}"
     progress.threads = torch.get_num_threads()
+    updates = batches(progress.step)  # which may prepare data for long: that is no time of training
     began = time.monotonic() - progress.seconds
     model.train()
-    for group in batches(progress.step):
-        if is_finished(progress, config) or stop():
-            break
+    while not (is_finished(progress, config) or stop()):
+        group = next(updates)  # drawn only when it is used: a task may sample it
         rate = learning_rate(progress.step + 1, config, progress.seconds)
         for settings in optimizer.param_groups:
             settings["lr"] = rate
