@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from conftest import tiny
+from ready_models import make_batch, make_model
 
 from regard.config.toml import read
 from regard.errors import ConfigError
@@ -65,6 +66,11 @@ def test_a_plan_changes_nothing():
     assert all(part.grad is None for part in prepared.model.parameters())
     assert torch.equal(torch.get_rng_state(), random)
     assert prepared.model.training == mode
+
+
+def test_images_are_always_measured():
+    """No bound is known of what convolutions keep."""
+    assert memory.bound_memory(make_model("image classifier"), make_batch("image classifier")) == float("inf")
 
 
 def test_no_batch_is_larger_than_the_largest():
