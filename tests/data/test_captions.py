@@ -6,6 +6,7 @@ import json
 import struct
 import zipfile
 import zlib
+from unittest.mock import ANY
 
 import pytest
 from PIL import Image as Pillow
@@ -176,13 +177,52 @@ def test_unreadable_images_are_named_once(place):
     more = CAPTIONS | {name: ["one .", "two ."] for name in bad}
     found, dropped = read(place, train=write(place, "captions.txt", as_tokens(more)))
     assert list_pairs(found.train) == EVERY
+    assert dropped["train"]["unreadable image"][0].startswith("cut.jpg is cut short or damaged: ")
     assert dropped["train"]["unreadable image"] == [
-        "cut.jpg is cut short or damaged: its end is missing. Fetch it again.",
+        ANY,
         "empty.jpg is empty (0 bytes), expected an image.",
         "text.jpg is not an image, expected JPEG, PNG, GIF, BMP, WebP or TIFF.",
         "large.png has 8,000 x 8,000 pixels, expected at most 50,000,000 in all. Shrink it.",
     ]
     assert found.ledgers["train"].read == 8
+
+
+def test_one_name_in_two_folders_is_refused(place):
+    (place / "others").mkdir()
+    (place / "others" / "a.jpg").write_bytes(picture())
+    folders = (str(place / "images"), str(place / "others"))
+    with pytest.raises(DataError, match=r"images and .*others both have an image a\.jpg .*: which one is meant\?"):
+        read(place, train=write(place, "captions.txt", as_tokens(CAPTIONS)), images=folders)
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (as_tokens, r"only files in Karpathy's form have splits \(#train\)"),
+        (as_csv, r"only files in Karpathy's form have splits \(#train\)"),
+        (as_coco, r"is in COCO's form, which has no splits \(#train\)"),
+    ],
+)
+def test_a_split_of_a_file_that_has_none_is_refused(place, form, message):
+    (path,) = write(place, "captions.txt", form(CAPTIONS))
+    with pytest.raises(DataError, match=message):
+        read(place, train=(f"{path}#train",))
+
+
+def test_images_of_coco_are_known_by_a_number(place):
+    (path,) = write(place, "captions.json", json.dumps({"images": [{"file_name": "a.jpg"}], "annotations": []}))
+    with pytest.raises(DataError, match=r"images\[0\] has id None, expected the number of an image"):
+        read(place, train=(path,))
+    tree = {"images": [{"file_name": "a.jpg", "id": 1}], "annotations": [{"caption": "one"}]}
+    (path,) = write(place, "captions.json", json.dumps(tree))
+    with pytest.raises(DataError, match=r"annotations\[0\] has image_id None"):
+        read(place, train=(path,))
+
+
+def test_a_number_sign_may_be_part_of_a_name(place):
+    (place / "images" / "x#2.jpg").write_bytes(picture())
+    found, _ = read(place, train=write(place, "captions.txt", "x#2.jpg#0\ta thing\nx#2.jpg\tanother\n"))
+    assert list_pairs(found.train) == [("x#2.jpg", "a thing"), ("x#2.jpg", "another")]
 
 
 def test_lines_that_are_no_captions(place):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.data import images
-from regard.data.images import MOST_BYTES, ImageFiles, read_image, to_pixels
+from regard.data.images import MOST_BYTES, ImageFiles, check_image, read_image, to_pixels
 from regard.errors import DataError
 
 Image = pytest.importorskip("PIL.Image")
@@ -143,6 +143,20 @@ def test_refused(data, message):
     with pytest.raises(DataError) as caught:
         read_image(data, "dog.jpg")
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("kind", ["GIF", "BMP", "TIFF", "WEBP", "PNG", "JPEG"])
+def test_a_check_notices_half_a_file(kind):
+    data = save(np.random.default_rng(3).integers(0, 256, (64, 64, 3)).astype(np.uint8), kind)
+    check_image(data, "x")
+    with pytest.raises(DataError, match=r"^x is (cut short or damaged|not an image)"):
+        check_image(data[: len(data) // 2], "x")
+
+
+def test_a_check_knows_what_cannot_be_read_and_what_can():
+    with pytest.raises(DataError, match="its pixels are numbers of 32 bits"):
+        check_image(save(np.zeros((2, 2), dtype=np.float32), "TIFF"), "x")
+    check_image(save(RGB, "JPEG") + b"film \xff\xd9 of \xff\xda a phone", "x")  # with both marks behind the end
 
 
 def test_a_truncated_jpeg():

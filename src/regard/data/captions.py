@@ -4,6 +4,7 @@ Several captions of one image are as many examples. What has no image, no captio
 dropped once, by name.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,12 +63,15 @@ def read_captions(settings: CaptionData, paths: Iterable[str]) -> Iterator[Examp
 
 def read_examples(settings: CaptionData, name: str, where: str, captions: list[Caption]) -> Iterator[Example | Dropped]:
     """The examples of one image; nothing for one without captions."""
-    place = next((place for place in settings.images if open_files(place).find(name)), None)
+    places = [place for place in settings.images if open_files(place).find(name)]
     if not captions:
         return
-    if place is None:
+    if not places:
         yield Dropped("caption without image", f"{where} ({name})")
         return
+    if len(places) > 1:
+        raise DataError(f"{' and '.join(places)} both have an image {name} ({where}): which one is meant? Rename one.")
+    (place,) = places
     try:
         check_image(open_files(place).read(name), name)
     except DataError as error:
@@ -102,6 +106,8 @@ def gather_captions(settings: CaptionData, paths: Iterable[str]) -> Iterator[Cap
     for path in paths:
         file, split = part_split(path)
         raw = read_bytes(file, settings.obtain).removeprefix(MARK).lstrip()
+        if split and raw[:1] != b"{":
+            raise DataError(f"{path}: only files in Karpathy's form have splits (#{split}), and {file} is none.")
         if raw[:1] in (b"{", b"["):
             yield from read_json(file, raw, split)
         elif b"\t" in raw.partition(b"\n")[0]:
@@ -128,7 +134,7 @@ def read_tokens(path: str, obtain: str) -> Iterator[Caption | Dropped]:
         elif not text.strip():
             yield Dropped("empty", where)
         else:
-            yield Caption(name.rpartition("#")[0].strip() or name.strip(), text, where)
+            yield Caption(re.sub(r"#\d+$", "", name.strip()), text, where)
 
 
 def read_rows(settings: CaptionData, path: str) -> Iterator[Caption | Dropped]:
@@ -159,11 +165,13 @@ def read_json(path: str, raw: bytes, split: str) -> Iterator[Caption | Dropped]:
     if "annotations" not in tree:
         yield from read_karpathy(path, images, split)
         return
+    if split:
+        raise DataError(f"{path} is in COCO's form, which has no splits (#{split}): name a file for each.")
     names: dict[str, str] = {}
     listed = set()
     for number, image in enumerate(images):
         where = f"{path}: images[{number}]"
-        name, identity = get_text(image, "file_name", where), str(image.get("id"))
+        name, identity = get_text(image, "file_name", where), get_identity(image, "id", where)
         if name in listed or identity in names:
             yield Dropped("listed twice", f"{where} ({name})")
         listed.add(name)
@@ -172,7 +180,7 @@ def read_json(path: str, raw: bytes, split: str) -> Iterator[Caption | Dropped]:
     for number, annotation in enumerate(get_list(tree, "annotations", path)):
         where = f"{path}: annotations[{number}]"
         caption = get_text(annotation, "caption", where)
-        identity = str(annotation.get("image_id"))
+        identity = get_identity(annotation, "image_id", where)
         spoken.add(identity)
         if identity in names:
             yield Caption(names[identity], caption, where)
@@ -181,6 +189,14 @@ def read_json(path: str, raw: bytes, split: str) -> Iterator[Caption | Dropped]:
     for identity, name in names.items():
         if identity not in spoken:
             yield Dropped("image without caption", f"{path}: {name}")
+
+
+def get_identity(tree: dict[str, Any], name: str, where: str) -> str:
+    """What an image is known by in COCO's form: a number, or a text."""
+    value = tree.get(name)
+    if not isinstance(value, int | str):
+        raise DataError(f"{where} has {name} {value!r}, expected the number of an image.")
+    return str(value)
 
 
 def read_karpathy(path: str, images: list[Any], split: str) -> Iterator[Caption | Dropped]:
