@@ -59,7 +59,7 @@ class CaptioningTask(ImageTask, GenerationTask):
             return updates
         assert self.config.train.steps is not None
         first = max(start, self.config.train.steps - critical)
-        critic = Critic(rows, self.target, self.config.text.max_length)
+        critic = Critic(rows, self.target)
         sampled = draw_updates(rows, self.config.train, first)
         return itertools.chain(
             itertools.islice(updates, first - start),
