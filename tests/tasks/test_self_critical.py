@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from images import SCENES, SMALL
+from oracles import exact as exact
 from test_captioning import WORDS, images, made
 from torch.testing import assert_close
 
@@ -12,13 +13,14 @@ from regard.config.data import ShapesData
 from regard.config.run import Config, DecodeConfig, TrainConfig
 from regard.config.text import TextConfig
 from regard.config.toml import read
-from regard.data.batching import Row, collate, pad_sources
+from regard.data.batching import Batch, Row, collate, pad_sources
 from regard.data.vocabulary import BOS, EOS, PAD, Vocabularies
 from regard.errors import ConfigError
 from regard.evaluation.fit import fit
 from regard.inference.predictor import Predictor
 from regard.tasks import make_task
 from regard.tasks.vision.caption_metrics import count_documents, score_cider
+from regard.tasks.vision.model import UNSAID
 from regard.tasks.vision.self_critical import Critic, write_both
 from regard.training.checkpoint import load_tensors
 from regard.training.prepare import resume_run, start_run
@@ -92,13 +94,38 @@ def test_rewards_are_differences_of_cider():
     assert model.training is False or model.train() is model
 
 
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("kind", ["rnn", "transformer"])
+def test_an_equal_reward_of_all_captions_moves_nothing(kind):
+    """The sum of p(caption) times its gradient is zero over all captions: the loss knows the probabilities that
+    captions are drawn with, without dropout, and without what is never said."""
+    torch.manual_seed(4)
+    task, model = made(decoder=kind, dropout=0.5)
+    model.train()
+    picture = task.encode(images(1))[0].ids
+    words = [one for one in range(WORDS.size) if one not in UNSAID]
+    source, lengths = pad_sources([picture] * len(words))
+    answer = torch.tensor(words)[:, None]  # all captions of one token, <eos> among them
+    batch = Batch(source, lengths, torch.full_like(answer, BOS), answer)
+    model.eval()
+    with torch.no_grad():
+        logprobs, _ = model.step(torch.tensor([BOS]), model.start(source[:1], lengths[:1]))
+        logprobs[:, UNSAID] = -torch.inf
+        chances = logprobs.softmax(-1)[0, words]
+    model.train()
+    model(batch._replace(rewards=-chances)).total.backward()
+    assert model.output.bias.grad.abs().max() < 1e-9
+    assert model.project.weight.grad.abs().max() < 1e-9
+
+
 def test_the_loss_weighs_captions_by_their_rewards():
     task, model = made()
     batch = collate(make_rows(task)[:3])
     rewards = torch.tensor([0.5, -2.0, 0.0])
     total = model(batch._replace(rewards=rewards)).total
-    nats = torch.stack([model(collate([row])).total for row in make_rows(task)[:3]])
+    nats = torch.stack([model(collate([row])._replace(rewards=torch.ones(1))).total for row in make_rows(task)[:3]])
     assert_close(total, (nats * rewards).sum(), rtol=1e-4, atol=1e-4)
+    assert (nats < torch.stack([model(collate([row])).total for row in make_rows(task)[:3]])).all()
 
 
 def test_the_last_updates_are_sampled_and_earlier_ones_not():
@@ -136,7 +163,7 @@ def test_captions_get_better_by_their_own_scores():
         return float(critic.score(best, [row.source.image for row in rows[:3]]).mean())
 
     before = mean()
-    for _ in range(60):
+    for _ in range(120):
         optimizer.zero_grad()
         model(critic.judge(model, rows)).total.backward()
         optimizer.step()

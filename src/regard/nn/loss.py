@@ -115,6 +115,5 @@ def classify_loss(logits: Tensor, wanted: Tensor, label_smoothing: float) -> Los
 
 def token_surprise(logits: Tensor, answer: Tensor) -> Surprise:
     """Of logits or log-probabilities (batch, target, vocab) and answers (batch, target), with PAD for nothing."""
-    real = answer != PAD
-    nats = F.cross_entropy(logits.transpose(1, 2), answer, reduction="none")
-    return Surprise((nats * real).sum(1), real.sum(1))
+    nats = F.cross_entropy(logits.transpose(1, 2), answer, ignore_index=PAD, reduction="none")
+    return Surprise(nats.sum(1), (answer != PAD).sum(1))

@@ -13,16 +13,19 @@ from torch import Tensor, nn
 from regard.config.model import RNNConfig
 from regard.config.vision import CaptionerConfig, VisionConfig
 from regard.data.batching import Batch
-from regard.data.vocabulary import PAD, UNK
+from regard.data.vocabulary import BOS, PAD, UNK
 from regard.nn.attention import CROSS, Attention
-from regard.nn.layers import Dropout, OutputLayer, make_embedding, make_norm
-from regard.nn.loss import Loss, cross_entropy
+from regard.nn.layers import Dropout, OutputLayer, make_embedding, make_norm, widen
+from regard.nn.loss import Loss, cross_entropy, token_surprise
 from regard.nn.recurrent import RecurrentDecoder
 from regard.nn.state import State
 from regard.nn.transformer import Decoder, EncodedSource
 from regard.nn.vision import read_gates
 from regard.tasks.generation import EncoderDecoder
 from regard.tasks.vision.images import make_encoder
+
+UNSAID = (PAD, UNK, BOS)
+"""What no caption that is sampled holds."""
 
 
 def augment(pixels: Tensor, settings: VisionConfig) -> Tensor:
@@ -106,14 +109,27 @@ class Captioner(EncoderDecoder):
     def forward(self, batch: Batch, label_smoothing: float = 0.0) -> Loss:
         """The cross-entropy of captions; of sampled ones with their rewards, what makes those above 0 likelier."""
         if batch.rewards is not None:
-            nats, tokens = self.surprise(batch)
-            return Loss((nats * batch.rewards).sum(), nats.detach().sum(), int(tokens.sum()))
+            return self.reinforce(batch, batch.rewards)
         weight = self.config.doubly_stochastic
         if not weight:
             return super().forward(batch, label_smoothing)
         hidden, maps = self.follow(batch)
         loss = cross_entropy(hidden, self.output.weight, self.output.bias, batch.answer, label_smoothing)
         return loss._replace(total=loss.total + weight * penalize_neglect(maps, batch.answer))
+
+    def reinforce(self, batch: Batch, rewards: Tensor) -> Loss:
+        """What makes captions with rewards above 0 likelier. The probabilities are those that they were sampled with,
+        without dropout and without what is never said: with others, an equal reward of all would have a gradient, which
+        drives the model astray (into <unk>, where most samples are worse than the greedy caption)."""
+        mode = self.training
+        self.eval()
+        try:
+            unsaid = torch.tensor(UNSAID, device=batch.answer.device)
+            logits = widen(self.logits(batch)).index_fill(-1, unsaid, -torch.inf)
+            nats, tokens = token_surprise(logits, batch.answer)
+        finally:
+            self.train(mode)
+        return Loss((nats * rewards).sum(), nats.detach().sum(), int(tokens.sum()))
 
 
 def penalize_neglect(maps: list[Tensor], answer: Tensor) -> Tensor:

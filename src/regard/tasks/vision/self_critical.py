@@ -12,13 +12,11 @@ from torch import Tensor
 
 from regard.data.batching import Batch, Row, pad, pad_sources
 from regard.data.examples import Image
-from regard.data.vocabulary import BOS, EOS, PAD, Vocabulary
+from regard.data.vocabulary import BOS, EOS, Vocabulary
 from regard.nn.state import State, Steppable, select_rows
 from regard.tasks.vision.caption_metrics import count_documents, score_cider
 from regard.tasks.vision.images import get_image
-
-NEVER = (PAD, BOS)
-"""What no caption may hold, as in any search."""
+from regard.tasks.vision.model import UNSAID
 
 
 class Critic:
@@ -66,7 +64,7 @@ def write_both(model: Steppable, source: Tensor, lengths: Tensor, longest: int) 
     written: list[list[int]] = [[] for _ in rows]
     for step in range(longest):
         logprobs, state = model.step(tokens, state)
-        logprobs[:, NEVER] = -torch.inf
+        logprobs[:, UNSAID] = -torch.inf
         if step == 0:
             state, logprobs = State(state.source, select_rows(state.cache, rows // 2)), logprobs[rows // 2]
         tokens = logprobs.argmax(-1)
