@@ -43,6 +43,7 @@ def show_costs(
     lengths: Sequence[int], sizes: "Sizes", names: Sequence[str], limit: float, picture: Path | None
 ) -> None:
     """Measure layers, and show time, memory, fitted exponents, steps and reach beside what the books say."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Column, Table
 
     from regard.cli.console import out, say
@@ -58,7 +59,8 @@ def show_costs(
         took = f"{1000 * found.forward:,.1f} ms forward, {1000 * found.both:,.1f} with backward"
         say(f"{found.layer} {found.n:,} tokens: {took}, {found.memory / 1e6:,.1f} MB")
     first = Column("layer", no_wrap=True, min_width=max(map(len, names)))
-    table = Table(first, "work", "time", "memory", "steps", "counted", "path", "layers to see all", "beats full from")
+    heads = ("work", "time", "memory", "steps", "counted", "path", "layers", "beats full")
+    table = Table(first, *heads, box=SIMPLE_HEAD, pad_edge=False)
     for name in names:
         own, layer = [one for one in costs if one.layer == name and one.n >= LONG], costs_of.LAYERS[name]
         fitted = [
@@ -68,10 +70,12 @@ def show_costs(
         steps = " / ".join(f"{costs_of.count_steps(name, n, costs_of.SMALL):,}" for n in SHORT)
         reach = " / ".join(f"{costs_of.count_layers(name, n, costs_of.SMALL):,}" for n in SHORT)
         crossing = costs_of.find_crossing(costs, name)
-        beats = "" if name == "self-attention" else "-" if crossing is None else f"{crossing:,} tokens"
+        beats = "" if name == "self-attention" else "-" if crossing is None else f"{crossing:,}"
         table.add_row(name, layer.work, *fitted, layer.steps, steps, layer.path, reach, beats)
     out.print(table)
-    say(f"time with backward, memory: from {LONG:,} tokens on; counted: at {' / '.join(map(str, SHORT))} tokens")
+    short = " / ".join(map(str, SHORT))
+    say(f"time (with backward) and memory: fitted from {LONG:,} tokens on; steps counted at {short} tokens;")
+    say(f"layers: on top of each other until a token sees all {short}; beats full: faster from so many tokens on")
     if picture is not None:
         lines = {name: [(one.n, one.both) for one in costs if one.layer == name] for name in names}
         save_lines(picture, {name: points for name, points in lines.items() if points}, "tokens", "seconds")
