@@ -204,6 +204,17 @@ def test_clients_that_do_not_read_are_left():
             connection.close()
 
 
+def test_what_asyncio_tries_on_a_closed_server_is_not_logged(caplog):
+    """It tries to accept once more for each failure of the second before, and the server may have closed meanwhile."""
+    loop = asyncio.new_event_loop()
+    with live({}) as server:
+        for name in ("_start_serving", "other"):
+            context = {"message": f"Exception in callback {name}()", "exception": ValueError("Invalid descriptor: -1")}
+            server.server.complain(loop, context)
+    loop.close()
+    assert [record.getMessage() for record in caplog.records] == ["Exception in callback other()"]
+
+
 def test_the_log_is_not_flooded_when_no_files_are_left(monkeypatch, caplog):
     """asyncio would write a traceback for each place of the backlog, each second. Who came meanwhile is served."""
     accept, full = socket.socket.accept, threading.Event()

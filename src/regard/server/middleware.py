@@ -262,8 +262,11 @@ class Server(uvicorn.Server):
 
     def complain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Log what went wrong in the loop. Without a file for another connection, that would be thousands of tracebacks
-        a second: asyncio tries again each second, as often as connections may wait."""
+        a second: asyncio tries again each second, as often as connections may wait; also where the server has closed
+        meanwhile."""
         error = context.get("exception")
+        if isinstance(error, ValueError) and "_start_serving" in str(context.get("message")):
+            return
         if not isinstance(error, OSError) or error.errno not in NO_FILES:
             loop.default_exception_handler(context)
         elif time.monotonic() > self.complained + COMPLAINT:
