@@ -1,6 +1,7 @@
 """One training step of every model by two processes: DistributedDataParallel, or blocks that are fully sharded. Prints
 how far loss and gradients are from those of one process; run by torchrun (tests/tasks/test_torch_tools.py)."""
 
+import os
 import sys
 
 import torch
@@ -51,9 +52,12 @@ def main(way):
         if rank == 0:
             missing = right.keys() - found.keys()
             print(f"{name}\t{abs(float(loss) - wanted) / abs(wanted):.1e}\t{far:.1e}\t{len(missing)}", flush=True)
+    dist.barrier()  # who is done first must not close what the other still reads from
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     main(sys.argv[1])
+    sys.stdout.flush()
+    os._exit(0)  # threads of gloo kept a process from ending, now and then

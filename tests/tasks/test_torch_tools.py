@@ -40,6 +40,7 @@ def test_two_processes_equal_one(way):
         capture_output=True,
         text=True,
         check=False,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line]
