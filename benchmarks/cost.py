@@ -22,6 +22,7 @@ from train import heading, roof
 
 from regard.attention.sparse import Pattern
 from regard.evaluation.cost import LAYERS, SelfAttention, Sizes, run_layer
+from regard.training.device import keep_memory
 
 SIZES = Sizes()
 LONGEST = 65_536
@@ -83,6 +84,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    keep_memory()  # as every training does, for all layers alike
     out = Console(width=120)
     out.print(f"{heading()}, {options.threads} threads, {roof(torch.float32) / 1e9:,.0f} GF/s", soft_wrap=True)
     for name in ("linformer", "bigbird", "window"):

@@ -49,11 +49,13 @@ PATTERNS = [
 @pytest.mark.parametrize(
     "pattern", [*PATTERNS, Pattern(1, 2, None, 1, 1), Pattern(4, 1, 4), Pattern(3, 2, 5, causal=True)], ids=str
 )
-@pytest.mark.parametrize(("n", "kept"), [(1, 2**25), (12, 2**25), (25, 2**25), (25, 0)])
-def test_blocks_are_a_dense_mask_with_gradients_whatever_the_padding(pattern, n, kept, monkeypatch):
-    """Also where what was gathered is not kept for the gradient; three blocks of queries at a time."""
-    monkeypatch.setattr(sparse, "KEPT", kept)
+@pytest.mark.parametrize("n", [1, 12, 25])
+@pytest.mark.parametrize("form", ["in parts", "fused"])
+def test_blocks_are_a_dense_mask_with_gradients_whatever_the_padding(pattern, n, form, monkeypatch):
+    """Three blocks of queries at a time, and as devices other than a CPU compute it."""
     monkeypatch.setattr(sparse, "split_chunks", lambda own, rows: [slice(i, i + 3) for i in range(0, len(own), 3)])
+    if form == "fused":
+        monkeypatch.setattr(sparse, "attend_gathered", sparse.attend_fused)
     for lengths, bias in itertools.product((None, [n, max(1, n // 2), 1]), (None, functools.partial(alibi, HEADS))):
         inputs = drawn(n)
         query, keys, values = inputs

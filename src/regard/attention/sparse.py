@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from regard.attention.equation import KeyValues
 from regard.attention.masks import padding
@@ -88,7 +89,7 @@ def attend_blocks(
     rows = blocks.clamp(min=0) + blocks.shape[1] * torch.arange(batch, device=query.device)[:, None, None]
     own, keys, values = (split_blocks(part, pattern.block) for part in (query, *kv))
     seen = attend_gathered(own, keys, values, rows.flatten(0, 1), mask)
-    context = seen.reshape(batch, -1, heads, size)[:, :n].transpose(1, 2)
+    context = seen.transpose(1, 2).reshape(batch, -1, heads, size)[:, :n].transpose(1, 2)
     leading = 0 if pattern.causal else min(n, pattern.first * pattern.block)  # a causal one has no more to see
     if not leading:
         return context
@@ -102,53 +103,59 @@ def attend_blocks(
 
 
 def split_blocks(x: Tensor, block: int) -> Tensor:
-    """(batch, heads, n, size) -> (batch * blocks, block, heads, size), the last block filled up with zeros."""
-    x = x.transpose(1, 2)
-    if missing := -x.shape[1] % block:
-        x = F.pad(x, (0, 0, 0, 0, 0, missing))
-    return x.reshape(-1, block, *x.shape[2:])
-
-
-KEPT, GATHERED = 2**25, 2**22
-"""Numbers of gathered keys that are kept for the gradient, and that are gathered at a time, at most."""
+    """(batch, heads, n, size) -> (batch * blocks, heads, block, size), the last block filled up with zeros."""
+    if missing := -x.shape[2] % block:
+        x = F.pad(x, (0, 0, 0, missing))
+    blocks = x.reshape(*x.shape[:2], -1, block, x.shape[3]).transpose(1, 2).flatten(0, 1)
+    return blocks.contiguous()  # or every gathering would copy all
 
 
 def attend_gathered(own: Tensor, keys: Tensor, values: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
     """Blocks of queries attend to the blocks of keys that are gathered for them. Queries, keys and values are in blocks
-    (count, block, heads, size), `rows` are the numbers of the blocks of keys for each block of queries (count, slots),
-    and `mask` says which of those keys are seen (count, heads or 1, block or 1, slots * block) -> the context (count,
-    block, heads, size)."""
-    if own.requires_grad and rows.numel() * own[0].numel() <= KEPT:  # faster than gathering them once more
-        return attend_chunk(own, gather(keys, rows), gather(values, rows), mask)
+    (count, heads, block, size), `rows` are the numbers of the blocks of keys for each block of queries (count, slots),
+    and `mask` says which of those keys are seen, or what is added to their scores (count, heads or 1, block or 1,
+    slots * block) -> the context (count, heads, block, size)."""
+    if own.device.type != "cpu" or own.dtype not in (torch.float32, torch.float64):
+        return attend_fused(own, keys, values, rows, mask)
     context: Tensor = GatheredAttention.apply(own, keys, values, rows, mask)  # type: ignore[no-untyped-call]
     return context
 
 
+def attend_fused(own: Tensor, keys: Tensor, values: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
+    """`attend_gathered` by torch's fused kernel, of all blocks at once."""
+    return F.scaled_dot_product_attention(own, gather(keys, rows), gather(values, rows), attn_mask=mask)
+
+
 class GatheredAttention(torch.autograd.Function):
-    """`attend_gathered`, some blocks at a time, so that what is gathered stays in the cache and is forgotten; the
-    gradient gathers it again (docs/log.md has the figures)."""
+    """`attend_gathered` on a CPU, a few blocks at a time, so that what is gathered and compared stays in the cache; the
+    gradient gathers and compares again. Faster than the fused kernel on keys gathered at once (docs/log.md)."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, keys: Tensor, values: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
-        ctx.save_for_backward(own, keys, values, rows, mask)
         context = torch.empty_like(own, memory_format=torch.contiguous_format)
         for some in split_chunks(own, rows):
-            context[some] = attend_chunk(own[some], gather(keys, rows[some]), gather(values, rows[some]), mask[some])
+            context[some] = weigh(own[some], gather(keys, rows[some]), mask[some]) @ gather(values, rows[some])
+        ctx.save_for_backward(own, keys, values, rows, mask, context)
         return context
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        own, keys, values, rows, mask = ctx.saved_tensors
+        own, keys, values, rows, mask, context = ctx.saved_tensors
         slopes = [torch.zeros_like(part, memory_format=torch.contiguous_format) for part in (own, keys, values)]
+        mean = (slope * context).sum(-1, keepdim=True)  # of the slopes of a row's weights, each as often as it weighs
         for some in split_chunks(own, rows):
-            with torch.enable_grad():
-                queries = own[some].detach().requires_grad_()
-                near, far = (gather(part, rows[some]).detach().requires_grad_() for part in (keys, values))
-                context = attend_chunk(queries, near, far, mask[some])
-            slopes[0][some], *gathered = torch.autograd.grad(context, [queries, near, far], slope[some])
-            for whole, part in zip(slopes[1:], gathered, strict=True):
-                whole.index_add_(0, rows[some].flatten(), part.reshape(-1, *whole.shape[1:]))
+            near, far = (gather(part, rows[some]) for part in (keys, values))
+            weights = weigh(own[some], near, mask[some])
+            scatter(slopes[2], rows[some], weights.mT @ slope[some])
+            scores = (slope[some] @ far.mT).sub_(mean[some]).mul_(weights).mul_(own.shape[-1] ** -0.5)
+            slopes[0][some] = scores @ near
+            scatter(slopes[1], rows[some], scores.mT @ own[some])
         return *slopes, None, None
+
+
+GATHERED = 2**18
+"""Numbers of keys that are gathered at a time, at most."""
 
 
 def split_chunks(own: Tensor, rows: Tensor) -> Iterator[slice]:
@@ -157,15 +164,28 @@ def split_chunks(own: Tensor, rows: Tensor) -> Iterator[slice]:
     return (slice(first, first + count) for first in range(0, len(own), count))
 
 
+def weigh(queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+    """The weights (rows, heads, block, slots * block) of gathered keys; `mask` as of `attend_gathered`."""
+    scores = queries * queries.shape[-1] ** -0.5 @ keys.mT
+    scores = scores.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else scores.add_(mask)
+    return torch.softmax(scores, -1)
+
+
 def gather(blocks: Tensor, rows: Tensor) -> Tensor:
-    """Blocks (count, block, heads, size) by their numbers (rows, slots) -> (rows, slots * block, heads, size)."""
-    return blocks.index_select(0, rows.flatten()).view(len(rows), -1, *blocks.shape[2:])
+    """Blocks (count, heads, block, size) by their numbers (rows, slots) -> (rows, heads, slots * block, size)."""
+    heads, _, size = blocks.shape[1:]
+    return blocks.flatten(0, 1).index_select(0, number_heads(rows, heads)).view(len(rows), heads, -1, size)
 
 
-def attend_chunk(own: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """queries (rows, block, heads, size) attend to keys and values (rows, slots * block, heads, size) -> as queries."""
-    queries, keys, values = (part.transpose(1, 2) for part in (own, keys, values))
-    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask).transpose(1, 2)
+def scatter(blocks: Tensor, rows: Tensor, gathered: Tensor) -> None:
+    """Add what was gathered back to the blocks it came from, as `gather` has their shapes."""
+    _, heads, block, size = blocks.shape
+    blocks.view(-1, block, size).index_add_(0, number_heads(rows, heads), gathered.reshape(-1, block, size))
+
+
+def number_heads(rows: Tensor, heads: int) -> Tensor:
+    """Numbers of blocks (rows, slots) -> those of the same blocks of every head, (rows * heads * slots,)."""
+    return (rows[:, None] * heads + torch.arange(heads, device=rows.device)[:, None]).flatten()
 
 
 def batch_blocks(pattern: Pattern, n: int, lengths: Tensor | None) -> Tensor:
