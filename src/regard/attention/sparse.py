@@ -123,7 +123,8 @@ def attend_gathered(own: Tensor, keys: Tensor, values: Tensor, rows: Tensor, mas
 
 def attend_fused(own: Tensor, keys: Tensor, values: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
     """`attend_gathered` by torch's fused kernel, of all blocks at once."""
-    return F.scaled_dot_product_attention(own, gather(keys, rows), gather(values, rows), attn_mask=mask)
+    places = number_heads(rows, own.shape[1])
+    return F.scaled_dot_product_attention(own, gather(keys, places), gather(values, places), attn_mask=mask)
 
 
 class GatheredAttention(torch.autograd.Function):
@@ -132,60 +133,64 @@ class GatheredAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, keys: Tensor, values: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
-        context = torch.empty_like(own, memory_format=torch.contiguous_format)
+        own, places = own * own.shape[-1] ** -0.5, number_heads(rows, own.shape[1])
+        context = torch.empty_like(own)
         for some in split_chunks(own, rows):
-            context[some] = weigh(own[some], gather(keys, rows[some]), mask[some]) @ gather(values, rows[some])
-        ctx.save_for_backward(own, keys, values, rows, mask, context)
+            weights = weigh(own[some], gather(keys, places[some]), mask[some])
+            torch.matmul(weights, gather(values, places[some]), out=context[some])
+        ctx.save_for_backward(own, keys, values, places, mask, context)
         return context
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        own, keys, values, rows, mask, context = ctx.saved_tensors
-        slopes = [torch.zeros_like(part, memory_format=torch.contiguous_format) for part in (own, keys, values)]
+        own, keys, values, places, mask, context = ctx.saved_tensors
+        slope, of_own, of_keys, of_values = slope.contiguous(), *map(torch.zeros_like, (own, keys, values))
         mean = (slope * context).sum(-1, keepdim=True)  # of the slopes of a row's weights, each as often as it weighs
-        for some in split_chunks(own, rows):
-            near, far = (gather(part, rows[some]) for part in (keys, values))
+        for some in split_chunks(own, places[:, 0]):
+            near, far = (gather(part, places[some]) for part in (keys, values))
             weights = weigh(own[some], near, mask[some])
-            scatter(slopes[2], rows[some], weights.mT @ slope[some])
-            scores = (slope[some] @ far.mT).sub_(mean[some]).mul_(weights).mul_(own.shape[-1] ** -0.5)
-            slopes[0][some] = scores @ near
-            scatter(slopes[1], rows[some], scores.mT @ own[some])
-        return *slopes, None, None
+            scatter(of_values, places[some], weights.mT @ slope[some])
+            scores = (slope[some] @ far.mT).sub_(mean[some]).mul_(weights)
+            torch.matmul(scores, near, out=of_own[some])
+            scatter(of_keys, places[some], scores.mT @ own[some])
+        return of_own.mul_(own.shape[-1] ** -0.5), of_keys, of_values, None, None
 
 
-GATHERED = 2**18
+GATHERED = 2**19
 """Numbers of keys that are gathered at a time, at most."""
 
 
 def split_chunks(own: Tensor, rows: Tensor) -> Iterator[slice]:
-    """The blocks of queries that are worked on together."""
+    """The blocks of queries (count, heads, block, size) that are worked on together, if each sees the blocks of keys
+    that `rows` (count, slots) has."""
     count = max(1, GATHERED // max(1, rows.shape[1] * own[0].numel()))
     return (slice(first, first + count) for first in range(0, len(own), count))
 
 
-def weigh(queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-    """The weights (rows, heads, block, slots * block) of gathered keys; `mask` as of `attend_gathered`."""
-    scores = queries * queries.shape[-1] ** -0.5 @ keys.mT
-    scores = scores.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else scores.add_(mask)
-    return torch.softmax(scores, -1)
-
-
-def gather(blocks: Tensor, rows: Tensor) -> Tensor:
-    """Blocks (count, heads, block, size) by their numbers (rows, slots) -> (rows, heads, slots * block, size)."""
-    heads, _, size = blocks.shape[1:]
-    return blocks.flatten(0, 1).index_select(0, number_heads(rows, heads)).view(len(rows), heads, -1, size)
-
-
-def scatter(blocks: Tensor, rows: Tensor, gathered: Tensor) -> None:
-    """Add what was gathered back to the blocks it came from, as `gather` has their shapes."""
-    _, heads, block, size = blocks.shape
-    blocks.view(-1, block, size).index_add_(0, number_heads(rows, heads), gathered.reshape(-1, block, size))
+def weigh(scaled: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+    """The weights (rows, heads, block, slots * block) of gathered keys, of queries that are divided by the root of
+    their size; `mask` as of `attend_gathered`."""
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=scaled.dtype).masked_fill_(~mask, -torch.inf)  # quicker than of all scores
+    scores = (scaled @ keys.mT).add_(mask)
+    return torch.softmax(scores, -1, out=scores)
 
 
 def number_heads(rows: Tensor, heads: int) -> Tensor:
-    """Numbers of blocks (rows, slots) -> those of the same blocks of every head, (rows * heads * slots,)."""
-    return (rows[:, None] * heads + torch.arange(heads, device=rows.device)[:, None]).flatten()
+    """Numbers of blocks (count, slots) -> where the same blocks of every head are, (count, heads, slots)."""
+    return rows[:, None] * heads + torch.arange(heads, device=rows.device)[:, None]
+
+
+def gather(blocks: Tensor, places: Tensor) -> Tensor:
+    """Blocks (count, heads, block, size) from places (rows, heads, slots) -> (rows, heads, slots * block, size)."""
+    return blocks.flatten(0, 1).index_select(0, places.flatten()).view(*places.shape[:2], -1, blocks.shape[-1])
+
+
+def scatter(blocks: Tensor, places: Tensor, gathered: Tensor) -> None:
+    """Add what was gathered back to the blocks it came from, shapes as of `gather`."""
+    shape = (-1, *blocks.shape[-2:])
+    blocks.view(shape).index_add_(0, places.flatten(), gathered.reshape(shape))
 
 
 def batch_blocks(pattern: Pattern, n: int, lengths: Tensor | None) -> Tensor:
