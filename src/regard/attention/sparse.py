@@ -84,22 +84,23 @@ def attend_blocks(
     context (batch, heads, n, size). `lengths` (batch,) are those of the rows without the padding at their end: each has
     the pattern of its own length, and what its padding sees means nothing. `bias` is added to the scores."""
     batch, heads, n, size = query.shape
-    blocks = batch_blocks(pattern, n, lengths).to(query.device)
-    mask = block_mask(pattern, blocks, n, lengths, bias, query.dtype).expand(batch, -1, -1, -1, -1).flatten(0, 1)
-    rows = blocks.clamp(min=0) + blocks.shape[1] * torch.arange(batch, device=query.device)[:, None, None]
     own, keys, values = (split_blocks(part, pattern.block) for part in (query, *kv))
-    seen = attend_gathered(own, keys, values, rows.flatten(0, 1), mask)
-    context = seen.transpose(1, 2).reshape(batch, -1, heads, size)[:, :n].transpose(1, 2)
-    leading = 0 if pattern.causal else min(n, pattern.first * pattern.block)  # a causal one has no more to see
-    if not leading:
-        return context
-    whole = None if lengths is None else padding(lengths, n)
-    if bias is not None:
-        far = torch.arange(n, device=query.device) - torch.arange(leading, device=query.device)[:, None]
-        added = bias(far).to(query.dtype)  # the kernel takes no other type, and does not say so
-        whole = added if whole is None else torch.where(whole, added, -torch.inf)
-    everything = F.scaled_dot_product_attention(query[:, :, :leading], kv.keys, kv.values, attn_mask=whole)
-    return torch.cat([everything, context[:, :, leading:]], dim=2)
+    count = len(own) // batch
+
+    def attend_from(first: int, blocks: Tensor, pattern: Pattern) -> Tensor:
+        """What blocks of queries, from the first one on, see of their blocks of keys (batch or 1, blocks, slots)."""
+        mask = block_mask(pattern, blocks, first, n, lengths, bias, query.dtype).expand(batch, -1, -1, -1, -1)
+        rows = blocks.clamp(min=0) + count * torch.arange(batch, device=query.device)[:, None, None]
+        queries = own.view(batch, count, *own.shape[1:])[:, first : first + blocks.shape[1]].flatten(0, 1)
+        seen = attend_gathered(queries, keys, values, rows.flatten(0, 1), mask.flatten(0, 1))
+        return seen.transpose(1, 2).reshape(batch, -1, heads, size)
+
+    leading = 0 if pattern.causal else min(count, pattern.first)  # a causal one has no more to see
+    context = attend_from(leading, batch_blocks(pattern, n, lengths).to(query.device)[:, leading:], pattern)
+    if leading:
+        everything = torch.arange(count, device=query.device).expand(1, leading, -1)
+        context = torch.cat([attend_from(0, everything, pattern._replace(width=None)), context], dim=1)
+    return context[:, :n].transpose(1, 2)
 
 
 def split_blocks(x: Tensor, block: int) -> Tensor:
@@ -184,7 +185,8 @@ def number_heads(rows: Tensor, heads: int) -> Tensor:
 
 def gather(blocks: Tensor, places: Tensor) -> Tensor:
     """Blocks (count, heads, block, size) from places (rows, heads, slots) -> (rows, heads, slots * block, size)."""
-    return blocks.flatten(0, 1).index_select(0, places.flatten()).view(*places.shape[:2], -1, blocks.shape[-1])
+    gathered = blocks.flatten(0, 1).index_select(0, places.flatten())
+    return gathered.view(*places.shape[:2], places.shape[2] * blocks.shape[2], blocks.shape[3])
 
 
 def scatter(blocks: Tensor, places: Tensor, gathered: Tensor) -> None:
@@ -204,16 +206,17 @@ def batch_blocks(pattern: Pattern, n: int, lengths: Tensor | None) -> Tensor:
 
 
 def block_mask(
-    pattern: Pattern, blocks: Tensor, n: int, lengths: Tensor | None, bias: Bias | None, dtype: torch.dtype
+    pattern: Pattern, blocks: Tensor, first: int, n: int, lengths: Tensor | None, bias: Bias | None, dtype: torch.dtype
 ) -> Tensor:
-    """Which of the gathered keys are seen, or what is added to their scores: (batch or 1, blocks, heads or 1, block or
-    1, slots * block)."""
+    """Which of the gathered keys are seen by blocks of queries from the first one on, or what is added to their scores:
+    (batch or 1, blocks, heads or 1, block or 1, slots * block)."""
     inside = torch.arange(pattern.block, device=blocks.device)
     places = (blocks[..., None] * pattern.block + inside).flatten(-2)[:, :, None, None]
     seen = (places >= 0) & (places < (n if lengths is None else lengths[:, None, None, None, None]))
     far = torch.zeros_like(places)
     if pattern.causal or pattern.width is not None or bias is not None:  # it makes a mask for every query
-        queries = torch.arange(blocks.shape[1], device=blocks.device)[:, None] * pattern.block + inside
+        own = torch.arange(first, first + blocks.shape[1], device=blocks.device)
+        queries = own[:, None] * pattern.block + inside
         far = places - queries[:, None, :, None]
     if pattern.causal:
         seen = seen & (far <= 0)
