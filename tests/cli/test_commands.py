@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -393,3 +394,12 @@ def test_costs_are_measured_shown_and_drawn(typed, says, tmp_path):
     assert says("cost", "--size", "7") == "--size 7 is not a multiple of --heads 4."
     assert says("cost", "--out", "cost.txt").startswith("--out cost.txt: a picture's name ends in")
     assert says("cost", "--layers", "gru").startswith("unknown layer 'gru', expected recurrent, convolution")
+
+
+def test_the_table_of_costs_fits_a_terminal_of_80_columns(typed, monkeypatch):
+    monkeypatch.setattr("regard.cli.cost.LONG", 128)
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, err = typed("cost", "--size", "8", "--heads", "2", "--most", "256")
+    assert status == 0, err
+    assert len(re.findall(r"n\^-?\d\.\d\d\b", out)) == 12  # time and memory of six layers
+    assert "…" not in out
