@@ -60,7 +60,7 @@ def show_costs(
         say(f"{found.layer} {found.n:,} tokens: {took}, {found.memory / 1e6:,.1f} MB")
     first = Column("layer", no_wrap=True, min_width=max(map(len, names)))
     heads = ("work", "time", "memory", "steps", "counted", "path", "layers", "beats full")
-    narrow = [Column(head, no_wrap=head in ("time", "memory")) for head in heads]
+    narrow = [Column(head, no_wrap=head in ("time", "memory"), min_width=max(map(len, head.split()))) for head in heads]
     table = Table(first, *narrow, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in names:
         own, layer = [one for one in costs if one.layer == name and one.n >= LONG], costs_of.LAYERS[name]
