@@ -33,6 +33,12 @@ def test_the_time_that_is_left_is_that_of_the_steps_that_are_left(capsys):
     assert last.endswith("0.0 min left")
 
 
+def test_examples_of_long_texts_are_shown_in_part(capsys):
+    with TrainingView(tiny(), None) as view:
+        view(Event("sample", 1, {"source": "a" * 3000, "output": "b", "wanted": "c" * 200}))
+    assert capsys.readouterr().err == f"  {'a' * 200}... (3,000 letters) -> b (wanted {'c' * 200})\n"
+
+
 def test_the_time_that_training_takes_is_foretold(capsys):
     """After ten updates, from those but the first, which is slow; also where it goes on."""
     with TrainingView(tiny("train.steps=640"), None, seconds_between_lines=1e9) as view:

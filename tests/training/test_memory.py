@@ -101,6 +101,20 @@ def test_what_would_not_fit_is_refused_before_there_is_a_run(tmp_path, monkeypat
     start_run(config, tmp_path / "run")
 
 
+def test_weights_that_do_not_fit_are_refused_while_they_are_made():
+    made = []
+
+    def build():
+        for _ in range(1000):
+            made.append(torch.nn.Linear(1000, 1000))
+        return torch.nn.ModuleList(made)
+
+    wanted = r"the weights of this model would need more than the 0\.1 GB that are free: lower model.size or the number"
+    with pytest.raises(ConfigError, match=wanted):
+        memory.build_within(build, 0.05e9)
+    assert 12 <= len(made) <= 13  # of 4 MB each
+
+
 def test_advice_is_what_can_be_changed():
     config = read("listops", [*LISTS, "train.checkpoint_activations=true", "model.attention=bigbird"])
     said = memory.describe_shortage(memory.Plan(3 * 10**9, 10**9, 1, 70_000), 2e9, config)

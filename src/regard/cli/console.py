@@ -48,6 +48,15 @@ def show_ledgers(ledgers: dict[str, Ledger], say: Callable[[str], None]) -> None
                 say(line)
 
 
+SHOWN = 200
+"""Letters of a text that an example shows at most."""
+
+
+def shorten(text: str) -> str:
+    """A text, or its beginning and how much there is of it."""
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text):,} letters)"
+
+
 class TrainingView:
     """Reports a training: a bar in a terminal, a line now and then elsewhere, everything worth keeping in log.txt."""
 
@@ -93,7 +102,8 @@ class TrainingView:
                 figures = f"{values['done']:,} of {values['of']:,} images encoded, {values['rate']:.1f} a second"
                 self.say(f"{figures}, {values['left'] / 60:.1f} min left")
             case "sample":
-                self.say(f"  {values['source']} -> {values['output']} (wanted {values['wanted']})")
+                source, output, wanted = (shorten(str(values[name])) for name in ("source", "output", "wanted"))
+                self.say(f"  {source} -> {output} (wanted {wanted})")
             case "validation":
                 figures = ", ".join(f"{name} {value:.2f}" for name, value in values.items() if name != "best_step")
                 self.say(f"step {event.step:,}: {figures} (at step {values['best_step']:,})")

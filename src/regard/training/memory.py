@@ -6,8 +6,9 @@ and without checkpointed activations.
 """
 
 import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,8 @@ from regard.errors import ConfigError
 from regard.nn.loss import Trainable
 from regard.training.device import choose, precision
 from regard.training.trainer import accumulate_gradients, set_checkpointing
+
+Model = TypeVar("Model", bound=nn.Module)
 
 MOMENTS = 2
 """Numbers that Adam keeps of every weight."""
@@ -142,11 +145,24 @@ def free_memory(device: torch.device) -> float:
     return min(found)
 
 
+def build_within(build: Callable[[], Model], free: float) -> Model:
+    """A model, built as long as its weights fit into so many bytes."""
+    try:
+        with TensorBytes(free):
+            return build()
+    except TooLargeError as error:
+        raise ConfigError(
+            f"the weights of this model would need more than the {free / 1e9:,.1f} GB that are free: lower model.size "
+            "or the number of layers."
+        ) from error
+
+
 def check_memory(model: Trainable, batch: Batch, config: Config, device: str) -> None:
     """Refuse a training whose largest batch would not fit into memory, with the figures and what to change."""
     place = choose(device)
     free = free_memory(place)
-    if bound_memory(model, batch) < free / 2:
+    learned = sum(part.nbytes for part in model.parameters() if part.requires_grad)
+    if bound_memory(model, batch) + (1 + MOMENTS) * learned < free / 2:
         return
     plan = plan_memory(model.to(place), batch.to(place), config.train, precision(place, config.train.precision), free)
     if plan.total > free:

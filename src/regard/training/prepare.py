@@ -36,7 +36,7 @@ from regard.training.manifest import (
     hash_sources,
     identify,
 )
-from regard.training.memory import check_memory
+from regard.training.memory import build_within, check_memory, free_memory
 
 Say = Callable[[str], None]
 
@@ -195,7 +195,7 @@ def resume_run(run: str | Path) -> Prepared:
 def build_model(prepared: Prepared) -> None:
     """Build the model, its weights drawn from the run's seed."""
     torch.manual_seed(prepared.config.train.seed)
-    prepared.model = prepared.task.build()
+    prepared.model = build_within(prepared.task.build, free_memory(torch.device("cpu")))
     prepared.task.freeze(prepared.model)
     prepared.random = torch.get_rng_state()
 
