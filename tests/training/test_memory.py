@@ -101,18 +101,21 @@ def test_what_would_not_fit_is_refused_before_there_is_a_run(tmp_path, monkeypat
     start_run(config, tmp_path / "run")
 
 
-def test_weights_that_do_not_fit_are_refused_while_they_are_made():
+def test_weights_that_do_not_fit_are_refused_before_they_are_drawn():
     made = []
 
     def build():
         for _ in range(1000):
             made.append(torch.nn.Linear(1000, 1000))
+            torch.nn.init.normal_(made[-1].weight, std=1e30)
         return torch.nn.ModuleList(made)
 
+    state = torch.get_rng_state()
     wanted = r"the weights of this model would need more than the 0\.1 GB that are free: lower model.size or the number"
     with pytest.raises(ConfigError, match=wanted):
-        memory.build_within(build, 0.05e9)
+        memory.check_weights(build, 0.05e9)
     assert 12 <= len(made) <= 13  # of 4 MB each
+    assert torch.equal(torch.get_rng_state(), state)  # nothing was drawn
 
 
 def test_advice_is_what_can_be_changed():

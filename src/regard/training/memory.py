@@ -8,7 +8,7 @@ and without checkpointed activations.
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,6 @@ from regard.errors import ConfigError
 from regard.nn.loss import Trainable
 from regard.training.device import choose, precision
 from regard.training.trainer import accumulate_gradients, set_checkpointing
-
-Model = TypeVar("Model", bound=nn.Module)
 
 MOMENTS = 2
 """Numbers that Adam keeps of every weight."""
@@ -145,11 +143,20 @@ def free_memory(device: torch.device) -> float:
     return min(found)
 
 
-def build_within(build: Callable[[], Model], free: float) -> Model:
-    """A model, built as long as its weights fit into so many bytes."""
+class Undrawn(TensorBytes):  # type: ignore[no-untyped-call]
+    """Leaves out the random numbers that weights begin with: memory that nothing is written to is not taken yet."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in function.tags and function._schema.is_mutable:
+            return arguments[0]
+        return super().__torch_dispatch__(function, types, arguments, named)
+
+
+def check_weights(build: Callable[[], nn.Module], free: float) -> None:
+    """Refuse a model whose weights do not fit into so many bytes, before they are drawn."""
     try:
-        with TensorBytes(free):
-            return build()
+        with Undrawn(free):
+            build()
     except TooLargeError as error:
         raise ConfigError(
             f"the weights of this model would need more than the {free / 1e9:,.1f} GB that are free: lower model.size "
