@@ -72,10 +72,11 @@ class Captioner(EncoderDecoder):
         self.output = OutputLayer(vocab, width, self.target_embedding if config.tie_embeddings else None)
 
     def encoder_states(self, source: Tensor, lengths: Tensor) -> Tensor:
-        """Pixels or features -> the grid z (batch, cells, size)."""
+        """Pixels or features -> the grid z (batch, cells, size). Dropout takes the same numbers of all cells: what it
+        takes of one alone, the mean of all has nearly whole."""
         seen = encode_images(self.encoder, source, self.config, self.training)
-        grid: Tensor = self.dropout(self.project(seen) + self.places)
-        return grid
+        grid: Tensor = self.project(seen) + self.places
+        return grid * self.dropout(grid.new_ones(len(grid), 1, grid.shape[-1]))
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """As of any writer; no caption says <unk>."""
