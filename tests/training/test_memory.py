@@ -118,6 +118,27 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_drawn():
     assert torch.equal(torch.get_rng_state(), state)  # nothing was drawn
 
 
+def test_large_models_are_counted_before_they_are_built(monkeypatch):
+    def build():
+        return torch.nn.Sequential(*(torch.nn.Linear(100, 100) for _ in range(10)))  # 40 kB each
+
+    def draw(free):
+        torch.manual_seed(3)
+        return [weight.tolist() for weight in memory.build_within(build, free).parameters()]
+
+    monkeypatch.setattr(memory, "LARGE", 1e6)
+    small = draw(1e6)
+    counted, own = [], memory.check_weights
+    monkeypatch.setattr(memory, "check_weights", lambda *found: counted.append(own(*found)))
+    monkeypatch.setattr(memory, "LARGE", 1e5)
+    assert draw(1e6) == small
+    assert len(counted) == 1
+    with pytest.raises(ConfigError, match="would need more than"):
+        draw(3e5)
+    small_again = [weight.shape for weight in memory.build_within(lambda: torch.nn.Linear(9, 9), 1e3).parameters()]
+    assert len(small_again) == 2  # nothing is counted any more
+
+
 def test_advice_is_what_can_be_changed():
     config = read("listops", [*LISTS, "train.checkpoint_activations=true", "model.attention=bigbird"])
     said = memory.describe_shortage(memory.Plan(3 * 10**9, 10**9, 1, 70_000), 2e9, config)

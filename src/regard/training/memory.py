@@ -8,10 +8,11 @@ and without checkpointed activations.
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.config.run import Config, TrainConfig
@@ -23,6 +24,11 @@ from regard.training.trainer import accumulate_gradients, set_checkpointing
 
 MOMENTS = 2
 """Numbers that Adam keeps of every weight."""
+
+
+LARGE = 1e9
+"""Bytes of weights that take some seconds to draw."""
+Built = TypeVar("Built", bound=nn.Module)
 
 
 class Plan(NamedTuple):
@@ -162,6 +168,28 @@ def check_weights(build: Callable[[], nn.Module], free: float) -> None:
             f"the weights of this model would need more than the {free / 1e9:,.1f} GB that are free: lower model.size "
             "or the number of layers."
         ) from error
+
+
+def build_within(build: Callable[[], Built], free: float) -> Built:
+    """Build a model whose weights fit into so many bytes, or refuse it. A large one is counted first, without drawing
+    it; what counts takes a second to load, so not for others."""
+    held, state = 0, torch.get_rng_state()
+
+    def hold(module: nn.Module, name: str, weight: nn.Parameter | None) -> None:
+        nonlocal held
+        held += 0 if weight is None else weight.nbytes
+        if held > min(LARGE, free):
+            raise TooLargeError
+
+    hook = register_module_parameter_registration_hook(hold)
+    try:
+        return build()
+    except TooLargeError:
+        torch.set_rng_state(state)
+    finally:
+        hook.remove()
+    check_weights(build, free)
+    return build()
 
 
 def check_memory(model: Trainable, batch: Batch, config: Config, device: str) -> None:

@@ -36,7 +36,7 @@ from regard.training.manifest import (
     hash_sources,
     identify,
 )
-from regard.training.memory import check_memory, check_weights, free_memory
+from regard.training.memory import build_within, check_memory, free_memory
 
 Say = Callable[[str], None]
 
@@ -194,9 +194,8 @@ def resume_run(run: str | Path) -> Prepared:
 
 def build_model(prepared: Prepared) -> None:
     """Build the model, its weights drawn from the run's seed."""
-    check_weights(prepared.task.build, free_memory(torch.device("cpu")))
     torch.manual_seed(prepared.config.train.seed)
-    prepared.model = prepared.task.build()
+    prepared.model = build_within(prepared.task.build, free_memory(torch.device("cpu")))
     prepared.task.freeze(prepared.model)
     prepared.random = torch.get_rng_state()
 

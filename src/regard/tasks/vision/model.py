@@ -76,7 +76,8 @@ class Captioner(EncoderDecoder):
         takes of one alone, the mean of all has nearly whole."""
         seen = encode_images(self.encoder, source, self.config, self.training)
         grid: Tensor = self.project(seen) + self.places
-        return grid * self.dropout(grid.new_ones(len(grid), 1, grid.shape[-1]))
+        kept: Tensor = self.dropout(grid.new_ones(len(grid), 1, grid.shape[-1]))
+        return grid * kept
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """As of any writer; no caption says <unk>."""
