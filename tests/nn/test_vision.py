@@ -145,6 +145,15 @@ def test_rows_of_the_grid_are_rows_of_the_image(attention):
     assert column >= encoder.grid[1] - 2
 
 
+def test_a_cell_of_a_cnn_sees_its_surroundings_only():
+    encoder = ResidualCNN(64, (4, 6, 8)).double()
+    pixels = torch.randint(256, (1, 3, 64, 64)).double().requires_grad_()
+    encoder(pixels)[0, 3 * 8 + 2].square().sum().backward()  # the cell in row 3, column 2, 8 pixels each
+    seen = pixels.grad.abs().sum((0, 1)).nonzero()
+    assert seen.amin(0).tolist() == [1, 0]
+    assert seen.amax(0).tolist() == [47, 39]  # a square of 47 pixels, of which the border of the image cuts some off
+
+
 def test_images_of_a_batch_do_not_see_each_other():
     torch.manual_seed(4)
     for encoder in (ResidualCNN(16, (8, 8), attention=(1,)), PatchEncoder(16, BLOCK)):

@@ -77,10 +77,14 @@ class SpatialAttention(nn.Module):
         return x + RATE * self.gate * seen.mT.reshape(x.shape)
 
 
-def make_group_norm(channels: int) -> nn.GroupNorm:
-    """A norm that does not depend on the batch: it has no running averages, which the mean of several checkpoints would
-    have to make anew."""
-    return nn.GroupNorm(math.gcd(8, channels), channels)
+class LayerNorm2d(nn.LayerNorm):
+    """Layer norm of every cell by itself, over its channels (as in ConvNeXt, Liu 2022). Group or batch norm would tell
+    each cell about all others: attention then looks anywhere. Nor does it have running averages, which the mean of
+    several checkpoints would have to make anew."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) -> the same shape."""
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
 
 class ConvBlock(nn.Module):
@@ -88,7 +92,7 @@ class ConvBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
-        self.norms = nn.ModuleList([make_group_norm(inputs), make_group_norm(outputs)])
+        self.norms = nn.ModuleList([LayerNorm2d(inputs), LayerNorm2d(outputs)])
         self.first = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
         self.second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         same = inputs == outputs and stride == 1
@@ -148,7 +152,7 @@ class ResidualCNN(ImageEncoder):
                 parts.append(SpatialAttention(after, heads, gate, number, self.name_axes(sides[number])))
             self.stages.append(nn.Sequential(*parts))
             before = after
-        self.norm = make_group_norm(before)
+        self.norm = LayerNorm2d(before)
 
     def name_axes(self, side: int) -> Axes:
         """The sides of a map of a feature map: the grid, or another one that is finer."""
