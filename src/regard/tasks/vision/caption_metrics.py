@@ -93,23 +93,39 @@ def count_ngrams(words: Sequence[str]) -> Counter[Ngram]:
     return Counter(tuple(words[start : start + n]) for start, n in starts)
 
 
+class Weighed(NamedTuple):
+    """A caption as CIDEr-D compares it."""
+
+    words: int
+    vectors: Vectors
+
+
 def score_cider(
     hypotheses: Sequence[str], references: References, frequencies: DocumentFrequencies | None = None
 ) -> Scores:
-    """CIDEr-D (Vedantam 2015, section 5), from 0 to 10: the mean over n of the clipped cosine of tf-idf vectors,
-    less the further the lengths are apart. Frequencies are those of the references unless others are given."""
+    """CIDEr-D (Vedantam 2015, section 5), from 0 to 10, of the frequencies of the references unless others are
+    given."""
     known = frequencies or count_documents(references)
-    each = []
-    for text, row in zip(hypotheses, references, strict=True):
-        words = tokenize_caption(text)
-        vectors = weigh_ngrams(words, known)
-        total = 0.0
-        for other in map(tokenize_caption, row):
-            penalty = math.exp(-((len(words) - len(other)) ** 2) / (2 * SIGMA**2))
-            pairs = zip(vectors, weigh_ngrams(other, known), strict=True)
-            total += penalty * sum(compare_clipped(*pair) for pair in pairs) / LONGEST
-        each.append(10 * total / len(row))
+    rows = ([weigh_caption(text, known) for text in row] for row in references)
+    each = [compare_captions(weigh_caption(text, known), row) for text, row in zip(hypotheses, rows, strict=True)]
     return Scores(sum(each) / len(each) if each else math.nan, each)
+
+
+def weigh_caption(text: str, known: DocumentFrequencies) -> Weighed:
+    """A caption as it is compared, by the frequencies that are known."""
+    words = tokenize_caption(text)
+    return Weighed(len(words), weigh_ngrams(words, known))
+
+
+def compare_captions(caption: Weighed, references: Sequence[Weighed]) -> float:
+    """CIDEr-D of one caption: the mean over references and n of the clipped cosine of tf-idf vectors, less the further
+    the lengths are apart."""
+    total = 0.0
+    for other in references:
+        penalty = math.exp(-((caption.words - other.words) ** 2) / (2 * SIGMA**2))
+        pairs = zip(caption.vectors, other.vectors, strict=True)
+        total += penalty * sum(compare_clipped(*pair) for pair in pairs) / LONGEST
+    return 10 * total / len(references)
 
 
 def weigh_ngrams(words: Sequence[str], known: DocumentFrequencies) -> Vectors:

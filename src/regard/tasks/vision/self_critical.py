@@ -14,7 +14,7 @@ from regard.data.batching import Batch, Row, pad, pad_sources
 from regard.data.examples import Image
 from regard.data.vocabulary import BOS, EOS, Vocabulary
 from regard.nn.state import State, Steppable, select_rows
-from regard.tasks.vision.caption_metrics import count_documents, score_cider
+from regard.tasks.vision.caption_metrics import Weighed, compare_captions, count_documents, weigh_caption
 from regard.tasks.vision.images import get_image
 from regard.tasks.vision.model import UNSAID
 
@@ -33,11 +33,18 @@ class Critic:
             self.references.setdefault(image, []).append(vocabulary.decode(row.target))
             self.longest[image] = max(self.longest.get(image, 0), len(row.target) + 1)
         self.frequencies = count_documents(list(self.references.values()))
+        self.weighed: dict[Image, list[Weighed]] = {}
+        """References as they are compared, of images that have been seen."""
 
     def score(self, captions: Sequence[Sequence[int]], images: Sequence[Image]) -> Tensor:
         """CIDEr-D (n,) of captions of images."""
-        texts = [self.vocabulary.decode(ids) for ids in captions]
-        return torch.tensor(score_cider(texts, [self.references[image] for image in images], self.frequencies).each)
+        scores = []
+        for ids, image in zip(captions, images, strict=True):
+            if image not in self.weighed:
+                self.weighed[image] = [weigh_caption(text, self.frequencies) for text in self.references[image]]
+            caption = weigh_caption(self.vocabulary.decode(ids), self.frequencies)
+            scores.append(compare_captions(caption, self.weighed[image]))
+        return torch.tensor(scores)
 
     def judge(self, model: Any, rows: Sequence[Row]) -> Batch:
         """The images of rows with captions that the model samples now, each with how much better it is than the one
