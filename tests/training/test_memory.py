@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from conftest import tiny
-from ready_models import make_batch, make_model
+from ready_models import MODELS, make_batch, make_model, prepare_task
 
 from regard.config.toml import read
 from regard.errors import ConfigError
@@ -101,42 +101,66 @@ def test_what_would_not_fit_is_refused_before_there_is_a_run(tmp_path, monkeypat
     start_run(config, tmp_path / "run")
 
 
-def test_weights_that_do_not_fit_are_refused_before_they_are_drawn():
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_are_counted_without_memory(name):
+    task, made = prepare_task(name)[0], []
+    counted = memory.count_weights(lambda: made.append(task.build()) or made[0])
+    assert counted == sum(part.nbytes for part in task.build().parameters())
+    assert all(part.is_meta for part in made[0].parameters())
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_drawn(monkeypatch):
     made = []
 
     def build():
-        for _ in range(1000):
-            made.append(torch.nn.Linear(1000, 1000))
-            torch.nn.init.normal_(made[-1].weight, std=1e30)
+        made[:] = [torch.nn.Linear(1000, 1000) for _ in range(1000)]
         return torch.nn.ModuleList(made)
 
-    state = torch.get_rng_state()
-    wanted = r"the weights of this model would need more than the 0\.1 GB that are free: lower model.size or the number"
-    with pytest.raises(ConfigError, match=wanted):
-        memory.check_weights(build, 0.05e9)
-    assert 12 <= len(made) <= 13  # of 4 MB each
-    assert torch.equal(torch.get_rng_state(), state)  # nothing was drawn
+    monkeypatch.setattr(memory, "LARGE", 1e5)
+    said = r"the weights of this model need 4\.0 GB, and 0\.1 GB are free: lower model\.size or model\.layers\."
+    for one in (build, lambda: torch.nn.ModuleList([torch.nn.Linear(200_000, 250_000), *build()])):
+        with pytest.raises(ConfigError, match=said.replace("4", "204") if one is not build else said):
+            memory.build_within(one, 0.1e9, read("listops", LISTS))
+    assert made[0].weight.is_meta
 
 
 def test_large_models_are_counted_before_they_are_built(monkeypatch):
-    def build():
-        return torch.nn.Sequential(*(torch.nn.Linear(100, 100) for _ in range(10)))  # 40 kB each
+    config = read("listops", LISTS)
+
+    class Table(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(100, 100)
+            self.own = torch.nn.Parameter(torch.randn(3))
 
     def draw(free):
         torch.manual_seed(3)
-        return [weight.tolist() for weight in memory.build_within(build, free).parameters()]
+        made = memory.build_within(
+            lambda: torch.nn.Sequential(*(Table() for _ in range(10))), free, config
+        )  # 40 kB each
+        return [weight.tolist() for weight in made.parameters()], torch.rand(2).tolist()
 
     monkeypatch.setattr(memory, "LARGE", 1e6)
     small = draw(1e6)
-    counted, own = [], memory.check_weights
-    monkeypatch.setattr(memory, "check_weights", lambda *found: counted.append(own(*found)))
+    counted, own = [], memory.count_weights
+    monkeypatch.setattr(memory, "count_weights", lambda build: counted.append(own(build)) or counted[-1])
     monkeypatch.setattr(memory, "LARGE", 1e5)
     assert draw(1e6) == small
     assert len(counted) == 1
-    with pytest.raises(ConfigError, match="would need more than"):
+    with pytest.raises(ConfigError, match=r"need 0\.0 GB"):
         draw(3e5)
-    small_again = [weight.shape for weight in memory.build_within(lambda: torch.nn.Linear(9, 9), 1e3).parameters()]
-    assert len(small_again) == 2  # nothing is counted any more
+    memory.build_within(lambda: torch.nn.Linear(9, 9), 1e3, config)
+    assert len(counted) == 2  # a small one is not counted, nor is what others build
+
+
+def test_weights_that_fit_but_cannot_be_learned_are_refused(monkeypatch):
+    model, batch = make_model("image classifier"), make_batch("image classifier")
+    learned = sum(part.nbytes for part in model.parameters())
+    monkeypatch.setattr(memory, "free_memory", lambda place: 2.0 * learned)
+    said = (
+        r"weights of this model, their gradient and what the optimizer keeps of them need .* lower model\.grid_size or"
+    )
+    with pytest.raises(ConfigError, match=said):
+        memory.check_memory(model, batch, read("digits"), "cpu")
 
 
 def test_advice_is_what_can_be_changed():

@@ -23,7 +23,7 @@ class VisionConfig(ModelConfig):
     """A safetensors file of weights for timm:NAME."""
     freeze_encoder: bool = False
     """Do not train the encoder. What it makes of every image is computed once and kept (docs/captions.md)."""
-    grid_size: Count = 128
+    grid_size: Annotated[int, Field(ge=1, le=4096)] = 128
     """Of cnn and patches: size of the vector of a cell. Of a cnn, every stage before has half as much."""
     strides: Annotated[tuple[Count, ...], Field(min_length=1)] = (2, 2, 2)
     """Of cnn: how much smaller each of its stages makes an image."""
@@ -53,6 +53,8 @@ class VisionConfig(ModelConfig):
         stages = len(self.strides)
         if self.image_encoder == "cnn" and self.grid_size % 2 ** (stages - 1):
             raise ValueError(f"grid_size {self.grid_size} cannot be halved {stages - 1} times, for {stages} stages")
+        if self.image_encoder == "cnn" and self.grid_size >> (stages - 1) < 2:
+            raise ValueError(f"grid_size {self.grid_size} gives the first of {stages} stages one channel: raise it")
         if self.image_encoder == "patches" and self.grid_size % self.attention_heads:
             raise ValueError(f"grid_size {self.grid_size} is not a multiple of attention_heads {self.attention_heads}")
         if self.image_encoder == "patches" and self.image_size % self.patch:

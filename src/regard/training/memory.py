@@ -5,6 +5,7 @@ counted, and what each further row adds is the difference. So it holds for every
 and without checkpointed activations.
 """
 
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -149,47 +150,44 @@ def free_memory(device: torch.device) -> float:
     return min(found)
 
 
-class Undrawn(TensorBytes):  # type: ignore[no-untyped-call]
-    """Leaves out the random numbers that weights begin with: memory that nothing is written to is not taken yet."""
-
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in function.tags and function._schema.is_mutable:
-            return arguments[0]
-        return super().__torch_dispatch__(function, types, arguments, named)
+def count_weights(build: Callable[[], nn.Module]) -> int:
+    """Bytes of a model's weights. It is built on torch's meta device, where tensors have no memory."""
+    with torch.device("meta"):
+        return sum(part.nbytes for part in build().parameters())
 
 
-def check_weights(build: Callable[[], nn.Module], free: float) -> None:
-    """Refuse a model whose weights do not fit into so many bytes, before they are drawn."""
-    try:
-        with Undrawn(free):
-            build()
-    except TooLargeError as error:
-        raise ConfigError(
-            f"the weights of this model would need more than the {free / 1e9:,.1f} GB that are free: lower model.size "
-            "or the number of layers."
-        ) from error
-
-
-def build_within(build: Callable[[], Built], free: float) -> Built:
-    """Build a model whose weights fit into so many bytes, or refuse it. A large one is counted first, without drawing
-    it; what counts takes a second to load, so not for others."""
-    held, state = 0, torch.get_rng_state()
+def build_within(build: Callable[[], Built], free: float, config: Config) -> Built:
+    """Build a model whose weights fit into so many bytes, or refuse it. A large one is counted first; what counts takes
+    a second to load, so not for others."""
+    held, state, own = 0, torch.get_rng_state(), threading.get_ident()
 
     def hold(module: nn.Module, name: str, weight: nn.Parameter | None) -> None:
         nonlocal held
-        held += 0 if weight is None else weight.nbytes
-        if held > min(LARGE, free):
-            raise TooLargeError
+        if threading.get_ident() == own and weight is not None:  # torch's hook hears of all threads
+            held += weight.nbytes
+            if held > min(LARGE, free):
+                raise TooLargeError
 
     hook = register_module_parameter_registration_hook(hold)
     try:
         return build()
-    except TooLargeError:
-        torch.set_rng_state(state)
+    except (TooLargeError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
     finally:
         hook.remove()
-    check_weights(build, free)
+    if (needed := count_weights(build)) > free:
+        raise ConfigError(describe_weights("the weights of this model", needed, free, config))
+    torch.set_rng_state(state)
     return build()
+
+
+def describe_weights(what: str, needed: float, free: float, config: Config) -> str:
+    """What weights need, and which settings make them fewer."""
+    known = config.model_dump()["model"]
+    sizes = [f"model.{name}" for name in ("size", "grid_size", "layers", "encoder_layers") if name in known]
+    lower = f"lower {' or '.join(sizes)}" if sizes else "choose a smaller model"
+    return f"{what} need {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free: {lower}."
 
 
 def check_memory(model: Trainable, batch: Batch, config: Config, device: str) -> None:
@@ -197,7 +195,10 @@ def check_memory(model: Trainable, batch: Batch, config: Config, device: str) ->
     place = choose(device)
     free = free_memory(place)
     learned = sum(part.nbytes for part in model.parameters() if part.requires_grad)
-    if bound_memory(model, batch) + (1 + MOMENTS) * learned < free / 2:
+    if (needed := (1 + MOMENTS) * learned) > free:
+        what = "the weights of this model, their gradient and what the optimizer keeps of them"
+        raise ConfigError(describe_weights(what, needed, free, config))
+    if bound_memory(model, batch) + needed < free / 2:
         return
     plan = plan_memory(model.to(place), batch.to(place), config.train, precision(place, config.train.precision), free)
     if plan.total > free:

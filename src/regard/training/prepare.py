@@ -195,7 +195,7 @@ def resume_run(run: str | Path) -> Prepared:
 def build_model(prepared: Prepared) -> None:
     """Build the model, its weights drawn from the run's seed."""
     torch.manual_seed(prepared.config.train.seed)
-    prepared.model = build_within(prepared.task.build, free_memory(torch.device("cpu")))
+    prepared.model = build_within(prepared.task.build, free_memory(torch.device("cpu")), prepared.config)
     prepared.task.freeze(prepared.model)
     prepared.random = torch.get_rng_state()
 
