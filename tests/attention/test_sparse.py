@@ -52,8 +52,9 @@ PATTERNS = [
 @pytest.mark.parametrize("n", [1, 12, 25])
 @pytest.mark.parametrize("form", ["in parts", "fused"])
 def test_blocks_are_a_dense_mask_with_gradients_whatever_the_padding(pattern, n, form, monkeypatch):
-    """Three blocks of queries at a time, and as devices other than a CPU compute it."""
-    monkeypatch.setattr(sparse, "split_chunks", lambda own, rows: [slice(i, i + 3) for i in range(0, len(own), 3)])
+    """A few blocks of queries at a time, and as devices other than a CPU compute it."""
+    for limit in ("GATHERED", "MANY"):
+        monkeypatch.setattr(sparse, limit, 3 * HEADS * 5 * pattern.block * 4)
     if form == "fused":
         monkeypatch.setattr(sparse, "attend_gathered", sparse.attend_fused)
     for lengths, bias in itertools.product((None, [n, max(1, n // 2), 1]), (None, functools.partial(alibi, HEADS))):
@@ -69,6 +70,20 @@ def test_blocks_are_a_dense_mask_with_gradients_whatever_the_padding(pattern, n,
             weight = torch.randn_like(got)
             slopes = [torch.autograd.grad((x * weight).sum(), inputs, retain_graph=True) for x in (got, wanted)]
             assert_close(*slopes, **EXACT)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_blocks_under_autocast(kind):
+    """As mixed precision of any device: the products have 16 bits, whatever came."""
+    inputs = [part.detach().to(kind).requires_grad_() for part in drawn(25)]
+    pattern = Pattern(4, 1, None, 1, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attend_blocks(inputs[0], KeyValues(*inputs[1:]), pattern)
+    wanted = dense(*(part.double() for part in inputs), pattern, None)
+    assert found.dtype == torch.bfloat16
+    assert_close(found.double(), wanted, rtol=0, atol=0.05)
+    slopes = [torch.autograd.grad(x.double().square().sum(), inputs) for x in (found, wanted)]
+    assert_close(*slopes, rtol=0, atol=0.2)
 
 
 @pytest.mark.parametrize("pattern", [*PATTERNS, Pattern(4, 1, 4), Pattern(3, 2, 5, causal=True)], ids=str)

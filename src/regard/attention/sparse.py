@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from regard.attention.equation import KeyValues
 from regard.attention.masks import padding
@@ -96,11 +97,13 @@ def attend_blocks(
         return seen.transpose(1, 2).reshape(batch, -1, heads, size)
 
     leading = 0 if pattern.causal else min(count, pattern.first)  # a causal one has no more to see
-    context = attend_from(leading, batch_blocks(pattern, n, lengths).to(query.device)[:, leading:], pattern)
+    found = []
     if leading:
         everything = torch.arange(count, device=query.device).expand(1, leading, -1)
-        context = torch.cat([attend_from(0, everything, pattern._replace(width=None)), context], dim=1)
-    return context[:, :n].transpose(1, 2)
+        found.append(attend_from(0, everything, pattern._replace(width=None)))
+    if leading < count:
+        found.append(attend_from(leading, batch_blocks(pattern, n, lengths).to(query.device)[:, leading:], pattern))
+    return torch.cat(found, dim=1)[:, :n].transpose(1, 2)
 
 
 def split_blocks(x: Tensor, block: int) -> Tensor:
@@ -116,16 +119,25 @@ def attend_gathered(own: Tensor, keys: Tensor, values: Tensor, rows: Tensor, mas
     (count, heads, block, size), `rows` are the numbers of the blocks of keys for each block of queries (count, slots),
     and `mask` says which of those keys are seen, or what is added to their scores (count, heads or 1, block or 1,
     slots * block) -> the context (count, heads, block, size)."""
-    if own.device.type != "cpu" or own.dtype not in (torch.float32, torch.float64):
+    plain = own.device.type == "cpu" and own.dtype in (torch.float32, torch.float64)
+    if not plain or torch.is_autocast_enabled("cpu"):
         return attend_fused(own, keys, values, rows, mask)
     context: Tensor = GatheredAttention.apply(own, keys, values, rows, mask)  # type: ignore[no-untyped-call]
     return context
 
 
 def attend_fused(own: Tensor, keys: Tensor, values: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
-    """`attend_gathered` by torch's fused kernel, of all blocks at once."""
+    """`attend_gathered` by torch's fused kernel; the gradient gathers again."""
     places = number_heads(rows, own.shape[1])
-    return F.scaled_dot_product_attention(own, gather(keys, places), gather(values, places), attn_mask=mask)
+
+    def attend(some: slice) -> Tensor:
+        near, far = (gather(part, places[some]) for part in (keys, values))
+        return F.scaled_dot_product_attention(own[some], near, far, attn_mask=mask[some])
+
+    chunks = split_chunks(own, rows, MANY)
+    if not torch.is_grad_enabled():
+        return torch.cat([attend(some) for some in chunks])
+    return torch.cat([checkpoint(attend, some, use_reentrant=False) for some in chunks])
 
 
 class GatheredAttention(torch.autograd.Function):
@@ -136,7 +148,7 @@ class GatheredAttention(torch.autograd.Function):
     def forward(ctx: Any, own: Tensor, keys: Tensor, values: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
         own, places = own * own.shape[-1] ** -0.5, number_heads(rows, own.shape[1])
         context = torch.empty_like(own)
-        for some in split_chunks(own, rows):
+        for some in split_chunks(own, rows, GATHERED):
             weights = weigh(own[some], gather(keys, places[some]), mask[some])
             torch.matmul(weights, gather(values, places[some]), out=context[some])
         ctx.save_for_backward(own, keys, values, places, mask, context)
@@ -146,9 +158,10 @@ class GatheredAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         own, keys, values, places, mask, context = ctx.saved_tensors
-        slope, of_own, of_keys, of_values = slope.contiguous(), *map(torch.zeros_like, (own, keys, values))
+        slope, of_own = slope.contiguous(), torch.empty_like(own)
+        of_keys, of_values = torch.zeros_like(keys), torch.zeros_like(values)
         mean = (slope * context).sum(-1, keepdim=True)  # of the slopes of a row's weights, each as often as it weighs
-        for some in split_chunks(own, places[:, 0]):
+        for some in split_chunks(own, places[:, 0], GATHERED):
             near, far = (gather(part, places[some]) for part in (keys, values))
             weights = weigh(own[some], near, mask[some])
             scatter(of_values, places[some], weights.mT @ slope[some])
@@ -158,14 +171,14 @@ class GatheredAttention(torch.autograd.Function):
         return of_own.mul_(own.shape[-1] ** -0.5), of_keys, of_values, None, None
 
 
-GATHERED = 2**19
-"""Numbers of keys that are gathered at a time, at most."""
+GATHERED, MANY = 2**19, 2**22
+"""Numbers of keys that are gathered at a time, at most: what stays in a cache, and what a kernel is called for."""
 
 
-def split_chunks(own: Tensor, rows: Tensor) -> Iterator[slice]:
+def split_chunks(own: Tensor, rows: Tensor, most: int) -> Iterator[slice]:
     """The blocks of queries (count, heads, block, size) that are worked on together, if each sees the blocks of keys
     that `rows` (count, slots) has."""
-    count = max(1, GATHERED // max(1, rows.shape[1] * own[0].numel()))
+    count = max(1, most // max(1, rows.shape[1] * own[0].numel()))
     return (slice(first, first + count) for first in range(0, len(own), count))
 
 
