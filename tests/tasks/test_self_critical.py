@@ -21,7 +21,7 @@ from regard.inference.predictor import Predictor
 from regard.tasks import make_task
 from regard.tasks.vision.caption_metrics import count_documents, score_cider
 from regard.tasks.vision.model import UNSAID
-from regard.tasks.vision.self_critical import Critic, write_both
+from regard.tasks.vision.self_critical import Critic, write_captions
 from regard.training.checkpoint import load_tensors
 from regard.training.prepare import resume_run, start_run
 
@@ -38,23 +38,26 @@ def make_rows(task):
 def test_greedy_captions_are_those_of_the_search():
     task, model = made()
     source, lengths = pad_sources([one.ids for one in task.encode(images(3))])
-    best, _ = write_both(model, source, lengths, 9)
+    best, _ = write_captions(model, source, lengths, 9, 1, greedy=True)
     settings = DecodeConfig(beam_size=1)
     found = Predictor(task, model).predict(images(3), settings=settings)
     assert [WORDS.decode(ids) for ids in best] == [answers[0].text for answers in found]
-    short, _ = write_both(model, source, lengths, 2)
-    assert all(len(ids) <= 2 for ids in short)
+    short, drawn = write_captions(model, source, lengths, 2, 4, greedy=True)
+    assert all(len(ids) <= 2 for ids in [*short, *drawn])
+    assert short == [ids[:2] for ids in best]
+    assert (len(short), len(drawn)) == (3, 12)
 
 
+@pytest.mark.parametrize("samples", [1, 5])
 @pytest.mark.parametrize("kind", ["rnn", "transformer"])
-def test_samples_come_as_often_as_they_are_likely(kind):
+def test_samples_come_as_often_as_they_are_likely(kind, samples):
     """First and second words of many samples, against the model's own probabilities."""
     torch.manual_seed(5)
     task, model = made(decoder=kind)
     picture = task.encode(images(1))[0].ids
     count = 4000
-    source, lengths = pad_sources([picture] * count)
-    _, drawn = write_both(model, source, lengths, 2)
+    source, lengths = pad_sources([picture] * (count // samples))
+    _, drawn = write_captions(model, source, lengths, 2, samples, greedy=samples == 1)
     pairs = [(*ids, EOS)[:2] if ids else (EOS,) for ids in drawn]
     with torch.no_grad():
         state = model.start(source[:1], lengths[:1])
@@ -82,7 +85,7 @@ def test_rewards_are_differences_of_cider():
     torch.manual_seed(3)
     batch = critic.judge(model, rows[:3])
     torch.manual_seed(3)
-    best, drawn = write_both(model.eval(), batch.source, batch.lengths, 6)
+    best, drawn = write_captions(model.eval(), batch.source, batch.lengths, 6, 1, greedy=True)
     references = [[TEXTS[n], TEXTS[2 - n]] for n in range(3)]
     known = count_documents(references)
     scores = [score_cider([WORDS.decode(ids) for ids in some], references, known).each for some in (drawn, best)]
@@ -92,6 +95,21 @@ def test_rewards_are_differences_of_cider():
         assert answer[: len(wanted)] == wanted
         assert target[: len(wanted)] == [BOS, *wanted[:-1]]
     assert model.training is False or model.train() is model
+
+
+def test_several_samples_are_compared_with_the_mean_of_the_others():
+    torch.manual_seed(2)
+    task, model = made()
+    rows = make_rows(task)
+    critic = Critic(rows, WORDS)
+    batch = critic.judge(model, rows, 2)  # six rows: two samples of each of three images
+    captions = [[token for token in row if token not in (PAD, EOS)] for row in batch.answer.tolist()]
+    references = [[TEXTS[n], TEXTS[2 - n]] for n in (0, 0, 1, 1, 2, 2)]
+    scores = score_cider([WORDS.decode(ids) for ids in captions], references, count_documents(references[::2])).each
+    others = [scores[number ^ 1] for number in range(6)]
+    assert_close(batch.rewards, torch.tensor(scores) - torch.tensor(others))
+    assert_close(critic.judge(model, rows, 5).rewards.sum(), torch.tensor(0.0), atol=1e-5, rtol=0)
+    assert len(critic.judge(model, rows[:2], 5).answer) == 5
 
 
 @pytest.mark.usefixtures("exact")
@@ -148,7 +166,8 @@ def test_the_last_updates_are_sampled_and_earlier_ones_not():
     assert torch.equal(later.source, updates[4][0].source)  # the same images, wherever training began
 
 
-def test_captions_get_better_by_their_own_scores():
+@pytest.mark.parametrize("samples", [1, 3])
+def test_captions_get_better_by_their_own_scores(samples):
     """A model that knows nothing but how to write gets a higher CIDEr-D by rewards alone."""
     torch.manual_seed(1)
     task, model = made(size=24, embedding=12)
@@ -159,13 +178,13 @@ def test_captions_get_better_by_their_own_scores():
 
     def mean():
         source, lengths = pad_sources([row.source for row in rows[:3]])
-        best, _ = write_both(model.eval(), source, lengths, 6)
+        best, _ = write_captions(model.eval(), source, lengths, 6, 1, greedy=True)
         return float(critic.score(best, [row.source.image for row in rows[:3]]).mean())
 
     before = mean()
     for _ in range(120):
         optimizer.zero_grad()
-        model(critic.judge(model, rows)).total.backward()
+        model(critic.judge(model, rows, samples)).total.backward()
         optimizer.step()
     assert mean() > before + 0.5
 

@@ -103,7 +103,10 @@ class CaptionerConfig(BlockConfig, VisionConfig):
     freeze_vectors: bool = False
     """Do not train an embedding that was loaded."""
     self_critical_steps: Annotated[int, Field(ge=0)] = 0
-    """The last so many updates learn from CIDEr-D: a sampled caption against the greedy one (Rennie 2017)."""
+    """The last so many updates learn from CIDEr-D, by captions that the model samples (Rennie 2017)."""
+    self_critical_samples: Count = 5
+    """Captions of an image that are then sampled. Each is compared with the mean of the others (Luo 2020); a single one
+    with the greedy caption."""
     size: Count = 512
     feedforward: Count = 1024
     heads: Count = 8

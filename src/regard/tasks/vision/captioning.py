@@ -59,11 +59,11 @@ class CaptioningTask(ImageTask, GenerationTask):
             return updates
         assert self.config.train.steps is not None
         first = max(start, self.config.train.steps - critical)
-        critic = Critic(rows, self.target)
+        critic, samples = Critic(rows, self.target), self.settings.self_critical_samples
         sampled = draw_updates(rows, self.config.train, first)
         return itertools.chain(
             itertools.islice(updates, first - start),
-            ([critic.judge(self.learner, batch) for batch in update] for update in sampled),
+            ([critic.judge(self.learner, batch, samples) for batch in update] for update in sampled),
         )
 
     def embeddings(self, model: Any) -> list[Embedded]:

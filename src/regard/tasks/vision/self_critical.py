@@ -1,7 +1,8 @@
-"""Self-critical training (Rennie 2017): learn from CIDEr-D itself, which no gradient reaches.
+"""Self-critical training: learn from CIDEr-D itself, which no gradient reaches.
 
-A caption that was sampled is made likelier if it scores better than the one that the model would give, and less likely
-if it scores worse.
+A caption that was sampled is made likelier if it scores better than what the model would say otherwise, and less likely
+if it scores worse: than its greedy caption (Rennie 2017), or than the mean of the other samples of the same image (Luo
+2020), which varies less.
 """
 
 from collections.abc import Sequence
@@ -46,48 +47,60 @@ class Critic:
             scores.append(compare_captions(caption, self.weighed[image]))
         return torch.tensor(scores)
 
-    def judge(self, model: Any, rows: Sequence[Row]) -> Batch:
-        """The images of rows with captions that the model samples now, each with how much better it is than the one
-        that the model would give."""
-        images = [get_image(row.source) for row in rows]
+    def judge(self, model: Any, rows: Sequence[Row], samples: int = 1) -> Batch:
+        """As many captions as there are rows (or a few less), which the model samples now: `samples` of each of the
+        rows' first images, with how much better each is than expected: than the other samples of its image, or than the
+        model's greedy caption if there is one sample."""
+        found = list({get_image(row.source): row.source for row in rows}.items())[: max(1, len(rows) // samples)]
         device = next(model.parameters()).device
-        source, lengths = (part.to(device) for part in pad_sources([row.source for row in rows]))
+        source, lengths = (part.to(device) for part in pad_sources([picture for _, picture in found]))
         model.eval()
-        longest = max(self.longest[image] for image in images)
-        best, drawn = write_both(model, source, lengths, longest)
+        longest = max(self.longest[image] for image, _ in found)
+        best, drawn = write_captions(model, source, lengths, longest, samples, greedy=samples == 1)
         model.train()
-        rewards = self.score(drawn, images) - self.score(best, images)
+        images = [image for image, _ in found for _ in range(samples)]
+        scores = self.score(drawn, images).view(-1, samples)
+        if samples == 1:
+            rewards = scores - self.score(best, images)[:, None]
+        else:
+            rewards = (scores - scores.mean(1, keepdim=True)) * (samples / (samples - 1))
         answers = [[*ids, EOS][:longest] for ids in drawn]  # one that was cut has drawn no <eos>
-        return Batch(source, lengths, pad([[BOS, *ids[:-1]] for ids in answers]), pad(answers), rewards)
+        source, lengths = (part.repeat_interleave(samples, dim=0) for part in (source, lengths))
+        return Batch(source, lengths, pad([[BOS, *ids[:-1]] for ids in answers]), pad(answers), rewards.flatten())
 
 
 @torch.no_grad()
-def write_both(model: Steppable, source: Tensor, lengths: Tensor, longest: int) -> tuple[list[list[int]], ...]:
-    """Greedy captions and sampled ones, without <eos>, of at most `longest` tokens: two hypotheses of every image are
-    written together, until both have ended. The noise is that of torch's generator."""
+def write_captions(
+    model: Steppable, source: Tensor, lengths: Tensor, longest: int, samples: int, *, greedy: bool
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Greedy captions, if they are asked for, and so many sampled ones of every image, without <eos>, of at most
+    `longest` tokens: all hypotheses of an image are written together, until all have ended. The noise is that of
+    torch's generator."""
     state = model.start(source, lengths)
-    tokens = torch.full_like(lengths, BOS)
-    rows = torch.arange(2 * len(lengths), device=lengths.device)  # of the hypotheses that are still written
+    tokens, each = torch.full_like(lengths, BOS), samples + greedy
+    rows = torch.arange(each * len(lengths), device=lengths.device)  # of the hypotheses that are still written
     written: list[list[int]] = [[] for _ in rows]
     for step in range(longest):
         logprobs, state = model.step(tokens, state)
         logprobs[:, UNSAID] = -torch.inf
         if step == 0:
-            state, logprobs = State(state.source, select_rows(state.cache, rows // 2)), logprobs[rows // 2]
-        tokens = logprobs.argmax(-1)
-        tokens[1::2] = draw(logprobs[1::2])
+            state, logprobs = State(state.source, select_rows(state.cache, rows // each)), logprobs[rows // each]
+        tokens = draw(logprobs)
+        if greedy:
+            tokens[::each] = logprobs[::each].argmax(-1)
         for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
             written[row].append(token)
         going = torch.tensor([EOS not in written[row] for row in rows.tolist()], device=rows.device)
-        pairs = (going[::2] | going[1::2]).nonzero()[:, 0]
-        if not len(pairs):
+        images = going.view(-1, each).any(1).nonzero()[:, 0]
+        if not len(images):
             break
-        if len(pairs) < len(rows) // 2:
-            chosen = (2 * pairs[:, None] + torch.arange(2, device=rows.device)).flatten()
-            state = State(select_rows(state.source, pairs), select_rows(state.cache, chosen))
+        if 2 * each * len(images) < len(rows):
+            chosen = (each * images[:, None] + torch.arange(each, device=rows.device)).flatten()
+            state = State(select_rows(state.source, images), select_rows(state.cache, chosen))
             rows, tokens = rows[chosen], tokens[chosen]
     captions = [row[: row.index(EOS)] if EOS in row else row for row in written]
-    return captions[::2], captions[1::2]
+    best = captions[::each] if greedy else []
+    return best, [row for number, row in enumerate(captions) if not greedy or number % each]
 
 
 def draw(logprobs: Tensor) -> Tensor:
