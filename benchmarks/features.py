@@ -18,7 +18,7 @@ from train import heading, roof
 
 from regard.config.toml import read
 from regard.data import encoding
-from regard.data.images import Opened
+from regard.data.images.pixels import Opened
 from regard.training.prepare import prepare
 
 

@@ -15,8 +15,8 @@ from regard.config.data import (
 from regard.config.run import Config
 from regard.config.text import TextConfig, Tokenization
 from regard.data.examples import Example, Words
-from regard.data.images import make_png
-from regard.data.shapes import draw_scene
+from regard.data.images.pixels import make_png
+from regard.data.images.shapes import draw_scene
 from regard.data.vocabulary import EOS, Vocabularies, Vocabulary
 from regard.tasks import find_task, make_task
 from regard.tasks.task import Answer, Token

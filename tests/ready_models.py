@@ -5,8 +5,8 @@ import torch
 from regard.config.run import Config
 from regard.data.batching import collate
 from regard.data.examples import Example, Image, Ledger, Question
-from regard.data.images import make_png
-from regard.data.shapes import draw_scene
+from regard.data.images.pixels import make_png
+from regard.data.images.shapes import draw_scene
 from regard.data.vocabulary import Vocabularies, Vocabulary
 from regard.tasks import make_task
 

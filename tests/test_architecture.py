@@ -13,8 +13,8 @@ SOURCES = Path(regard.__file__).parent
 ROOMS = {
     "config": ["settings", "data", "text", "model", "structure", "vision", "run", "toml"],
     "data": [
-        *("examples", "files", "images", "shapes", "digits", "vocabulary", "encoding", "cutting", "synthetic"),
-        *("columns", "captions", "formats", "splits", "batching"),
+        *("examples", "files", "images", "vocabulary", "encoding", "cutting", "synthetic", "columns", "formats"),
+        *("splits", "batching"),
     ],
     "attention": [
         "masks",
@@ -30,7 +30,7 @@ ROOMS = {
     ],
     "nn": [
         *("layers", "attention", "kv_cache", "state", "transformer", "recurrent", "loss", "word_vectors"),
-        *("torch_weights", "vision", "backbones"),
+        "vision",
     ],
     "tasks": [
         *("answers", "axes", "page", "task", "generation", "seq2seq", "language_model", "lineup", "encoder"),
@@ -58,7 +58,7 @@ OUTSIDE = ["errors", *ROOMS]
 
 
 def modules():
-    """Every module as (room, file, path); a task that is a folder is one file."""
+    """Every module as (room, file, path); a folder inside a room is one file."""
     for path in sorted(SOURCES.rglob("*.py")):
         room, *rest = path.relative_to(SOURCES).with_suffix("").parts
         if rest and (room == "tasks" or rest != ["__init__"]):

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data import images
-from regard.data.images import MOST_BYTES, ImageFiles, check_image, read_image, to_pixels
+from regard.data.images import pixels
+from regard.data.images.pixels import MOST_BYTES, ImageFiles, check_image, read_image, to_pixels
 from regard.errors import DataError
 
 Image = pytest.importorskip("PIL.Image")
@@ -30,7 +30,7 @@ def save(image, kind, **settings):
     return file.getvalue()
 
 
-def pixels(data):
+def read_pixels(data):
     return np.asarray(read_image(data, "x").image)
 
 
@@ -57,32 +57,32 @@ def test_formats_without_loss(kind):
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 def test_jpeg(mode):
     flat = Image.new("RGB", (16, 16), (200, 200, 200)).convert(mode)
-    assert abs(pixels(save(flat, "JPEG", quality=95)).astype(int) - 200).max() <= 3
+    assert abs(read_pixels(save(flat, "JPEG", quality=95)).astype(int) - 200).max() <= 3
 
 
 def test_grey_and_palette():
     grey = RGB[..., 0]
-    assert np.array_equal(pixels(save(grey, "PNG")), np.repeat(grey[..., None], 3, axis=2))
-    assert np.array_equal(pixels(save(Image.fromarray(grey > 99), "PNG"))[..., 1], np.where(grey > 99, 255, 0))
+    assert np.array_equal(read_pixels(save(grey, "PNG")), np.repeat(grey[..., None], 3, axis=2))
+    assert np.array_equal(read_pixels(save(Image.fromarray(grey > 99), "PNG"))[..., 1], np.where(grey > 99, 255, 0))
     palette = Image.fromarray(RGB).convert("P", palette=Image.Palette.ADAPTIVE, colors=256)
-    assert np.array_equal(pixels(save(palette, "PNG")), RGB)
+    assert np.array_equal(read_pixels(save(palette, "PNG")), RGB)
 
 
 def test_alpha_lies_over_white():
     alpha = np.random.default_rng(2).integers(0, 256, (5, 7, 1)).astype(np.uint8)
     expected = RGB * (alpha / 255) + 255 * (1 - alpha / 255)
     for kind in ("PNG", "TIFF"):
-        assert abs(pixels(save(np.concatenate([RGB, alpha], axis=2), kind)) - expected).max() <= 1
+        assert abs(read_pixels(save(np.concatenate([RGB, alpha], axis=2), kind)) - expected).max() <= 1
     palette = Image.new("P", (2, 1))
     palette.putpalette([10, 20, 30, 40, 50, 60])
     palette.putpixel((1, 0), 1)
-    assert pixels(save(palette, "PNG", transparency=1)).tolist() == [[[10, 20, 30], [255, 255, 255]]]
+    assert read_pixels(save(palette, "PNG", transparency=1)).tolist() == [[[10, 20, 30], [255, 255, 255]]]
 
 
 def test_of_sixteen_bits_the_upper_eight_are_kept():
     deep = np.array([[0, 255, 256, 65535]], dtype=np.uint16)
     for kind in ("PNG", "TIFF"):
-        assert pixels(save(Image.fromarray(deep), kind))[0, :, 0].tolist() == [0, 0, 1, 255]
+        assert read_pixels(save(Image.fromarray(deep), kind))[0, :, 0].tolist() == [0, 0, 1, 255]
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -99,14 +99,14 @@ def test_orientation(orientation, kind):
         upright = upright[::-1]
     if "r" in (first, second):
         upright = upright[:, ::-1]
-    found = pixels(save(stored, kind, exif=exif, **({"quality": 100, "subsampling": 0} if kind == "JPEG" else {})))
+    found = read_pixels(save(stored, kind, exif=exif, **({"quality": 100, "subsampling": 0} if kind == "JPEG" else {})))
     assert found.shape == upright.shape
     assert abs(found.astype(int) - upright).max() <= 8
 
 
 def test_damaged_orientation_turns_nothing():
     data = save(RGB, "PNG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01nonsense")
-    assert np.array_equal(pixels(data), RGB)
+    assert np.array_equal(read_pixels(data), RGB)
 
 
 def test_of_several_frames_the_first_is_taken():
@@ -284,7 +284,7 @@ def test_names_that_come_twice_in_a_zip(tmp_path):
 
 
 def test_a_file_that_unpacks_to_too_much(tmp_path, monkeypatch):
-    monkeypatch.setattr(images, "MOST_BYTES", 1000)
+    monkeypatch.setattr(pixels, "MOST_BYTES", 1000)
     with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.png", b"\0" * 100_000)
     files = ImageFiles(str(tmp_path / "bomb.zip"))

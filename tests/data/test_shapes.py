@@ -5,8 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from regard.data.digits import read_digits
-from regard.data.shapes import COLOURS, SHAPES, draw_scene
+from regard.data.images.digits import read_digits
+from regard.data.images.shapes import COLOURS, SHAPES, draw_scene
 from regard.errors import DataError
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from regard.errors import DataError
-from regard.nn.torch_weights import DTYPES, MAGIC, PROTOCOL, read_torch_weights
+from regard.nn.vision.torch_weights import DTYPES, MAGIC, PROTOCOL, read_torch_weights
 
 WAYS = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 

@@ -15,10 +15,10 @@ from torch import nn
 from regard.config.model import BlockConfig
 from regard.errors import ConfigError, DataError
 from regard.explain.recorder import record
-from regard.nn import backbones
-from regard.nn.backbones import VARIANTS, Conv, EfficientNetLite, find_weights, keep_buffers, make_image_encoder
-from regard.nn.torch_weights import read_torch_weights
-from regard.nn.vision import RATE, ConvBlock, PatchEncoder, ResidualCNN, SpatialAttention
+from regard.nn.vision import backbones
+from regard.nn.vision.backbones import VARIANTS, Conv, EfficientNetLite, find_weights, keep_buffers, make_image_encoder
+from regard.nn.vision.encoders import RATE, ConvBlock, PatchEncoder, ResidualCNN, SpatialAttention
+from regard.nn.vision.torch_weights import read_torch_weights
 
 close = torch.testing.assert_close
 BLOCK = BlockConfig(kind="patches", size=12, heads=3, feedforward=20, dropout=0.0)

@@ -9,8 +9,8 @@ from images import animated, huge_png, image_run, saved, scene
 from serving import live
 
 import regard
-from regard.data import images
 from regard.data.examples import Image
+from regard.data.images import pixels
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +92,8 @@ def test_of_an_animation_the_first_frame_is_taken_and_the_answer_says_so(client,
 
 def test_an_image_is_decoded_once(client, monkeypatch):
     decoded = []
-    turn = images.turn
-    monkeypatch.setattr(images, "turn", lambda image: decoded.append(1) or turn(image))
+    turn = pixels.turn
+    monkeypatch.setattr(pixels, "turn", lambda image: decoded.append(1) or turn(image))
     for number, path in enumerate(("/v1/predict", "/v1/look"), 1):
         assert send(client, saved(scene((31, 20 + number))), path).status_code == 200
         assert len(decoded) == number
@@ -101,8 +101,8 @@ def test_an_image_is_decoded_once(client, monkeypatch):
 
 def test_images_that_come_together_are_decoded_once_each(client, monkeypatch):
     decoded = []
-    turn = images.turn
-    monkeypatch.setattr(images, "turn", lambda image: decoded.append(1) or turn(image))
+    turn = pixels.turn
+    monkeypatch.setattr(pixels, "turn", lambda image: decoded.append(1) or turn(image))
     files = [saved(scene((40, 30 + number))) for number in range(8)]
     threads = [threading.Thread(target=send, args=(client, data)) for data in files]
     for thread in threads:
@@ -155,7 +155,7 @@ def test_forms_of_deep_json_or_of_many_fields(client):
 
 
 def test_what_is_too_large_is_refused_before_it_is_decoded(client, monkeypatch):
-    monkeypatch.setattr(images, "turn", None)  # the first that asks for pixels
+    monkeypatch.setattr(pixels, "turn", None)  # the first that asks for pixels
     assert refused(send(client, huge_png()), 413, "too large")
 
 

@@ -11,8 +11,8 @@ from regard.config.run import MODELS, Config, DecodeConfig
 from regard.config.text import TextConfig, Tokenization
 from regard.data.batching import Row, collate, pad_sources
 from regard.data.examples import Dropped, Example, Image, Ledger, Question
-from regard.data.images import make_png
-from regard.data.shapes import draw_scene
+from regard.data.images.pixels import make_png
+from regard.data.images.shapes import draw_scene
 from regard.data.vocabulary import BOS, EOS, UNK, Vocabularies
 from regard.errors import ConfigError, InputError
 from regard.explain.recorder import watch

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from regard.config.text import TextConfig
 from regard.data.examples import Dropped, Example, Image, Ledger, Source
-from regard.data.images import ImageFiles, check_size, read_image, to_pixels
+from regard.data.images.pixels import check_size, open_files, read_image, to_pixels
 from regard.data.vocabulary import SPECIAL, Vocabulary, clean
 from regard.errors import DataError
 
@@ -75,12 +75,6 @@ def fits(tokens: int, text: TextConfig, ledger: Ledger, where: str) -> bool:
         return False
     ledger.cut += 1
     return True
-
-
-@functools.lru_cache(8)
-def open_files(place: str) -> ImageFiles:
-    """The images of a folder or zip archive, listed once."""
-    return ImageFiles(place)
 
 
 def read_file(image: Image) -> bytes:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.config import data
-from regard.data.captions import read_captions
 from regard.data.columns import read_columns, read_conllu
 from regard.data.cutting import cut_shares, cut_sources
 from regard.data.examples import Dropped, Example, Question, Splits
@@ -32,6 +31,7 @@ from regard.data.files import (
     read_lines,
     split_lines,
 )
+from regard.data.images.captions import read_captions
 from regard.errors import DataError
 
 Read = Iterator[Example | Dropped]

@@ -14,9 +14,9 @@ from typing import Any
 import numpy
 
 from regard.config.data import DatesData, LineupData, ListopsData, NumbersData, ReverseData, TransduceData
-from regard.data.digits import generate_digits
 from regard.data.examples import fingerprint
-from regard.data.shapes import generate_shapes
+from regard.data.images.digits import generate_digits
+from regard.data.images.shapes import generate_shapes
 from regard.errors import ConfigError
 
 Pairs = list[tuple[str, ...]]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.data.images import read_image
+from regard.data.images.pixels import read_image
 from regard.errors import InputError
 from regard.explain.attention_maps import Map
 from regard.explain.plots import open_figure, wrap_title

@@ -10,7 +10,7 @@ from typing import Any
 from regard.config.run import DecodeConfig
 from regard.config.toml import suggest
 from regard.data.examples import Image, Source
-from regard.data.images import FormatError, PixelsError, open_image
+from regard.data.images.pixels import FormatError, PixelsError, open_image
 from regard.errors import DataError, InputError
 from regard.explain.look import Look, look_steps
 from regard.inference.degeneration import flag_answers

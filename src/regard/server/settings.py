@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from regard.config.settings import Count, Settings
-from regard.data.images import MOST_PIXELS
+from regard.data.images.pixels import MOST_PIXELS
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NoneOrMore = Annotated[float, Field(ge=0, allow_inf_nan=False)]

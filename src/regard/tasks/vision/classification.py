@@ -16,7 +16,7 @@ from regard.data.examples import Example
 from regard.data.vocabulary import Vocabularies
 from regard.nn.layers import Dropout, widen
 from regard.nn.loss import Loss, Surprise, Trainable, classify_loss
-from regard.nn.vision import read_gates
+from regard.nn.vision.encoders import read_gates
 from regard.tasks.axes import Tokens
 from regard.tasks.encoder import LABELS, LabelTask, learn_label_vocabularies
 from regard.tasks.page import FORMS

@@ -16,10 +16,10 @@ from regard.config.model import EncoderConfig
 from regard.config.vision import VisionConfig
 from regard.data.encoding import Encoded, Features, Picture, Report, find_cache, read_file
 from regard.data.examples import Example, Image, Source
-from regard.data.images import Opened, read_image
+from regard.data.images.pixels import Opened, read_image
 from regard.errors import DataError, InputError
-from regard.nn.backbones import make_image_encoder
-from regard.nn.vision import ImageEncoder
+from regard.nn.vision.backbones import make_image_encoder
+from regard.nn.vision.encoders import ImageEncoder
 from regard.tasks.axes import Piece, Shown, Tokens
 from regard.tasks.task import Answered, Generate, Say, Task
 

@@ -20,7 +20,7 @@ from regard.nn.loss import Loss, cross_entropy, token_surprise
 from regard.nn.recurrent import RecurrentDecoder
 from regard.nn.state import State
 from regard.nn.transformer import Decoder, EncodedSource
-from regard.nn.vision import read_gates
+from regard.nn.vision.encoders import read_gates
 from regard.tasks.generation import EncoderDecoder
 from regard.tasks.vision.images import make_encoder
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from regard.config.data import ShapesData
 from regard.data.examples import Box as Known
 from regard.data.examples import Image
-from regard.data.images import make_png
+from regard.data.images.pixels import make_png
 
 Pixels = NDArray[np.uint8]
 Box = tuple[int, int, int, int]

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, DataError
-from regard.nn.torch_weights import read_torch_weights
-from regard.nn.vision import ImageEncoder, PatchEncoder, ResidualCNN
+from regard.nn.vision.encoders import ImageEncoder, PatchEncoder, ResidualCNN
+from regard.nn.vision.torch_weights import read_torch_weights
 
 
 class Stage(NamedTuple):

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from regard.config.data import DigitsData
 from regard.data.examples import Image, fingerprint
-from regard.data.images import make_png
+from regard.data.images.pixels import make_png
 from regard.errors import DataError
 
 VALID = TEST = 300

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.config.data import CaptionData
-from regard.data.encoding import open_files
 from regard.data.examples import Dropped, Example, Image
 from regard.data.files import (
     MARK,
@@ -24,7 +23,7 @@ from regard.data.files import (
     read_csv_rows,
     read_lines,
 )
-from regard.data.images import check_image
+from regard.data.images.pixels import check_image, open_files
 from regard.errors import DataError
 
 

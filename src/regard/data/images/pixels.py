@@ -202,6 +202,12 @@ class ImageFiles:
         return self.readers[whole]()
 
 
+@functools.lru_cache(8)
+def open_files(place: str) -> ImageFiles:
+    """The images of a folder or zip archive, listed once."""
+    return ImageFiles(place)
+
+
 def is_hidden(name: str) -> bool:
     """Whether a file is one that systems leave behind beside what people put there."""
     return any(part.startswith((".", "__MACOSX")) for part in PurePosixPath(name).parts)

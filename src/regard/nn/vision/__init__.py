@@ -1,0 +1,1 @@
+"""Encoders of images: from scratch, and pretrained backbones with their weights."""
