@@ -36,6 +36,8 @@ def save_reduced(found: Look, path: Path) -> None:
     assert shown is not None
     title = f"{found.text}\n{found.answer.text}\n{found.name_heads()}"
     save_overlays(path, reduce_image(shown, shown.grids[chosen.columns]), chosen, found.names(chosen.rows), title)
+    large = Image.open(path).convert("RGB")
+    large.reduce(2).quantize(256).save(path, optimize=True)
 
 
 def draw(run: Path, folder: Path, count: int, *, whole: bool) -> None:
@@ -48,7 +50,8 @@ def draw(run: Path, folder: Path, count: int, *, whole: bool) -> None:
     if len(chosen) < count:
         print(f"only {len(chosen)} images: the validation data have {len(references):,}, and every {EVERY}th is taken")
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [f"# Captions of {run.name}", "", f"Every {EVERY}th image of the validation data, chosen by nobody.", ""]
+    lines = [f"# Captions of {run.name}", "", f"Every {EVERY}th image of the validation data, chosen by nobody."]
+    lines += [""] if whole else ["An image is shown with one pixel for each cell of the grid.", ""]
     for number, image in enumerate(chosen, 1):
         found = regard.look(predictor, image)
         name = f"{number:02}-{Path(str(image)).stem}.png"
