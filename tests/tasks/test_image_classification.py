@@ -86,6 +86,8 @@ def test_labels_are_needed():
     [
         ({"self_attention": (3,)}, "has stages above 1, the last"),
         ({"grid_size": 7}, "grid_size 7 cannot be halved 1 times, for 2 stages"),
+        ({"grid_size": 2}, "grid_size 2 gives the first of 2 stages one channel: raise it"),
+        ({"grid_size": 5000}, "should be less than or equal to 4096"),
     ],
 )
 def test_stages_that_cannot_be(changes, message):
