@@ -119,6 +119,12 @@ def test_without_attention_c_is_the_first_state_at_every_step():
     assert_close(model.logits(batch), torch.stack(wanted, dim=1), **EXACT)
 
 
+def test_what_is_not_attended_to_has_no_gate():
+    """The recipe flickr8k has a gate: without attention, nobody would read it, nor would it be learned."""
+    _, model = made(gate=True, spatial_attention="none")
+    assert model.decoder.gate is None
+
+
 @pytest.mark.parametrize("gate", [False, True])
 def test_with_attention_every_word_looks_anew(gate):
     task, model = made(gate=gate)

@@ -100,7 +100,7 @@ class RecurrentDecoder(nn.Module):
         size = config.size
         score, normalize = config.attention, config.normalize
         self.attention = None if score == "none" else single_head_attention(size, score, normalize, kind)
-        self.gate = nn.Linear(size, 1) if gate else None
+        self.gate = nn.Linear(size, 1) if gate and self.attention is not None else None
         widths = [config.embedding + size] + [size] * (config.layers - 1)
         self.cells = nn.ModuleList(CELLS[config.cell](width, size) for width in widths)
         self.bridge = nn.Linear(size, size)
